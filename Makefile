@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each makes its own .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RANKS_ENV := OMP_NUM_THREADS=1
+
+.PHONY: demo test check lint types contracts unit long bench docs clean
+
+demo: $(READY)  ## train, break, repair and explain a small model
+	$(BIN)/sentinel demo --out demo-out
+
+test: check unit  ## everything that CI asks for
+
+check: lint types contracts  ## what needs no run
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+contracts: $(READY)
+	$(BIN)/lint-imports
+
+unit: $(READY)
+	$(RANKS_ENV) $(BIN)/python -m pytest --cov --cov-report= tests
+	@$(BIN)/coverage combine --quiet --append 2>/dev/null || true
+	@$(BIN)/coverage report --include='sentinel/*' | tail -n 40
+
+long: $(READY)  ## campaigns with real processes, complete
+	$(RANKS_ENV) SENTINEL_TEST_LONG=1 $(BIN)/python -m pytest tests -m long
+
+bench: $(READY)  ## speed, as ratios against a named floor
+	$(RANKS_ENV) $(BIN)/python -m tests.benchmarks
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'torch' -e '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo-out .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Adapters between training frameworks and sentinel: one small file per framework, public API only."""

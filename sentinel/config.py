@@ -1,0 +1,385 @@
+"""Every setting, once: one documented class per concern, read from `sentinel.toml` and the environment.
+
+The classes are plain frozen dataclasses, so that both sides share them: the training process validates with msgspec
+(`load_client`), the daemon with pydantic-settings (`sentinel.daemon.settings`). Precedence, strongest first: an
+argument, the environment (`SENTINEL_<SECTION>__<KEY>=value`), the file, the default.
+"""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sentinel.errors import SettingsError
+from sentinel.vocabulary import Action, Mode
+
+DEFAULT_ALLOWED = ("skip_update", "rollback", "retry", "resize", "restart", "pause", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """[loss] How the loss of a step is had when the loop does not report it."""
+
+    capture: bool = True  # take the scalar roots of `backward`; false: only what `run.report(loss=...)` says
+
+
+@dataclass(frozen=True, slots=True)
+class ReflexSettings:
+    """[reflex] What the loop decides by itself before an update."""
+
+    nonfinite_gradient: bool = True  # skip the update when a gradient is NaN or infinite
+    guard: str = "deferred"  # on CUDA: "deferred" reads the device one step later, "sync" at once
+
+    def __post_init__(self) -> None:
+        _one_of("reflex.guard", self.guard, ("deferred", "sync"))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSettings:
+    """[snapshot] The RAM ring that rollbacks return to."""
+
+    enabled: bool = True
+    every_steps: int = 0  # distance between snapshots; 0: chosen so that cost_ratio holds
+    min_steps: int = 10  # the smallest distance that the automatic choice takes
+    cost_ratio: float = 0.01  # share of step time that snapshots may take
+    memory_ratio: float = 0.25  # share of the available memory (divided by the local world size) for the ring
+    slots: int = 8  # most snapshots held at once
+    good_after_steps: int = 50  # W: clean steps after which a snapshot becomes GOOD
+
+    def __post_init__(self) -> None:
+        _at_least("snapshot.every_steps", self.every_steps, 0)
+        _at_least("snapshot.min_steps", self.min_steps, 1)
+        _at_least("snapshot.slots", self.slots, 2, "set snapshot.enabled = false to have none")
+        _at_least("snapshot.good_after_steps", self.good_after_steps, 1)
+        _ratio("snapshot.cost_ratio", self.cost_ratio)
+        _ratio("snapshot.memory_ratio", self.memory_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """[data] The data cursor of `run.batches`."""
+
+    tape_bytes: int = 256 * 2**20  # memory for batches of loaders that have no index sampler
+
+    def __post_init__(self) -> None:
+        _at_least("data.tape_bytes", self.tape_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """[outbox] The client's bounded queue to the daemon."""
+
+    records: int = 8192  # most messages waiting or unacknowledged; the oldest telemetry is dropped beyond
+    retry_seconds: float = 0.5  # first pause between attempts to reach the daemon; doubles up to 5 s
+
+    def __post_init__(self) -> None:
+        _at_least("outbox.records", self.records, 64)
+        _positive("outbox.retry_seconds", self.retry_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSettings:
+    """[daemon] The sidecar process."""
+
+    autostart: bool = True  # `attach` starts one where none answers
+    leave_seconds: float = 5.0  # an auto-started daemon leaves this long after its last run ended
+    drain_seconds: float = 5.0  # most time to finish accepted work after SIGTERM
+
+    def __post_init__(self) -> None:
+        _positive("daemon.leave_seconds", self.leave_seconds)
+        _positive("daemon.drain_seconds", self.drain_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """[http] Metrics, health and the read-only API."""
+
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = 9477  # the first port tried
+    ports: int = 20  # how many ports from there on are tried
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"http.port is {self.port}; it must be between 0 and 65535")
+        _at_least("http.ports", self.ports, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """[store] The run database."""
+
+    url: str = ""  # SQLAlchemy URL; empty: SQLite in the home
+    batch_seconds: float = 0.05  # telemetry is written at least this often
+
+    def __post_init__(self) -> None:
+        _positive("store.batch_seconds", self.batch_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpikeSettings:
+    """[detect.loss_spike] Abrupt jumps of the loss. Numbers: tuned on public curves, see docs/detection.md."""
+
+    enabled: bool = True
+    z: float = 6.0  # robust z of the log residual that counts as high
+    rise_ratio: float = 0.05  # and the loss at least this much above its level
+    hits: int = 3  # so many high steps ...
+    window: int = 5  # ... of the last so many confirm
+    z_fast: float = 8.0  # the fast rule: higher z
+    rise_ratio_fast: float = 0.20
+    hits_fast: int = 2
+    window_fast: int = 3
+    warmup_steps: int = 50  # samples before the baseline is trusted
+    rail_ratio: float = 2.0  # before that: a loss this many times the lowest so far is high
+
+    def __post_init__(self) -> None:
+        _positive("detect.loss_spike.z", self.z)
+        _positive("detect.loss_spike.z_fast", self.z_fast)
+        _at_least("detect.loss_spike.hits", self.hits, 1)
+        _at_least("detect.loss_spike.window", self.window, self.hits)
+        _at_least("detect.loss_spike.hits_fast", self.hits_fast, 1)
+        _at_least("detect.loss_spike.window_fast", self.window_fast, self.hits_fast)
+        _at_least("detect.loss_spike.warmup_steps", self.warmup_steps, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class LossDivergenceSettings:
+    """[detect.loss_divergence] Slow drift away from the best level."""
+
+    enabled: bool = True
+    drift: float = 0.08  # natural log units of the fast average above its best
+    hold_steps: int = 100  # for so many steps in a row
+    warmup_steps: int = 50
+
+    def __post_init__(self) -> None:
+        _positive("detect.loss_divergence.drift", self.drift)
+        _at_least("detect.loss_divergence.hold_steps", self.hold_steps, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteSettings:
+    """[detect.nonfinite] NaN and infinity in loss, gradients and state."""
+
+    enabled: bool = True
+    consecutive: int = 3  # so many non-finite gradients in a row are certain (T0) and ask for a rollback
+
+    def __post_init__(self) -> None:
+        _at_least("detect.nonfinite.consecutive", self.consecutive, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectSettings:
+    """[detect] Detectors; one section each."""
+
+    nonfinite: NonFiniteSettings = field(default_factory=NonFiniteSettings)
+    loss_spike: LossSpikeSettings = field(default_factory=LossSpikeSettings)
+    loss_divergence: LossDivergenceSettings = field(default_factory=LossDivergenceSettings)
+    resolve_steps: int = 20  # an incident ends after so many steps without a finding of its kind
+
+    def __post_init__(self) -> None:
+        _at_least("detect.resolve_steps", self.resolve_steps, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RespondSettings:
+    """[respond] What may be done about an incident, and how often."""
+
+    allow: tuple[str, ...] | str = DEFAULT_ALLOWED  # names of actions, or "all"
+    budget: int = 3  # actions per kind within window_steps; then a pause for a person
+    window_steps: int = 2000
+    cooldown_steps: int = 5  # steps after an action in which the same kind causes no other
+
+    def __post_init__(self) -> None:
+        _at_least("respond.budget", self.budget, 1, "set respond.allow = [] to forbid actions")
+        _at_least("respond.window_steps", self.window_steps, 1)
+        _at_least("respond.cooldown_steps", self.cooldown_steps, 0)
+        if isinstance(self.allow, str):
+            _one_of("respond.allow", self.allow, ("all",))
+            return
+        for name in self.allow:
+            _one_of("respond.allow", name, tuple(Action))
+
+    def allows(self, action: Action) -> bool:
+        return self.allow == "all" or action in self.allow
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackSettings:
+    """[rollback] How far back, and what happens to the data."""
+
+    enabled: bool = True
+    data: str = "auto"  # "skip" or "replay" the data since the target; "auto": by kind of incident
+    margin_steps: int = 10  # snapshots this close before the onset are SUSPECT; data this close is skipped too
+
+    def __post_init__(self) -> None:
+        _one_of("rollback.data", self.data, ("auto", "skip", "replay"))
+        _at_least("rollback.margin_steps", self.margin_steps, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSettings:
+    """[pause] Waiting for a person."""
+
+    limit_seconds: float = 1800.0  # then the run stops
+
+    def __post_init__(self) -> None:
+        _positive("pause.limit_seconds", self.limit_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole of `sentinel.toml`."""
+
+    mode: Mode = Mode.PROTECT  # "protect" acts, "observe" only watches, "off" does nothing
+    loss: LossSettings = field(default_factory=LossSettings)
+    reflex: ReflexSettings = field(default_factory=ReflexSettings)
+    snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    outbox: OutboxSettings = field(default_factory=OutboxSettings)
+    daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    detect: DetectSettings = field(default_factory=DetectSettings)
+    respond: RespondSettings = field(default_factory=RespondSettings)
+    rollback: RollbackSettings = field(default_factory=RollbackSettings)
+    pause: PauseSettings = field(default_factory=PauseSettings)
+
+
+# What a run brings along for its own pipeline (RunStart.settings); the rest is the daemon's.
+RUN_SECTIONS = ("detect", "respond", "rollback", "pause")
+
+# Variables that are not settings of a section.
+PLAIN_VARIABLES = ("SENTINEL_HOME", "SENTINEL_MODE", "SENTINEL_RUN_ID", "SENTINEL_SETTINGS")
+
+
+def load_client(source: str | Path | Mapping[str, Any] | None, environ: Mapping[str, str]) -> Settings:
+    """Settings for a training process: a file's path, a mapping, or None for SENTINEL_SETTINGS and defaults.
+
+    Raises SettingsError for a file that cannot be read, an unknown key (naming the nearest) or a wrong value.
+    """
+    if source is None and environ.get("SENTINEL_SETTINGS"):
+        source = environ["SENTINEL_SETTINGS"]
+    tree = dict(source) if isinstance(source, Mapping) else read_file(source)
+    return build(merge(tree, from_environment(environ)))
+
+
+def read_file(path: str | Path | None) -> dict[str, Any]:
+    """The tree of a TOML file; empty for None. Raises SettingsError."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"settings file {str(path)!r} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"settings file {str(path)!r} is not valid TOML: {error}") from None
+
+
+def build(tree: Mapping[str, Any]) -> Settings:
+    """Validate a tree. Raises SettingsError naming the key, the value and the remedy."""
+    check_keys(tree, Settings, "")
+    try:
+        return msgspec.convert(dict(tree), Settings, strict=True)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, SettingsError):
+            raise error.__cause__ from None
+        raise SettingsError(_plain_words(str(error), tree)) from None
+
+
+def run_sections(settings: Settings) -> dict[str, Any]:
+    """What the run sends along, as plain data."""
+    return {name: msgspec.to_builtins(getattr(settings, name)) for name in RUN_SECTIONS}
+
+
+def check_keys(tree: Mapping[str, Any], of: type, prefix: str) -> None:
+    """Raise SettingsError for the first key that `of` does not have, naming the nearest one."""
+    known = {item.name: item for item in fields(of)}
+    for key, value in tree.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5) or _elsewhere(str(key))
+            hint = f"; did you mean {prefix + near[0]!r}?" if near else f"; known here: {', '.join(sorted(known))}"
+            raise SettingsError(f"unknown setting {prefix + str(key)!r}{hint}")
+        section = known[key].type
+        if not (isinstance(section, type) and is_dataclass(section)):
+            continue
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"{prefix}{key} is {value!r}; it must be a section ([{prefix}{key}])")
+        check_keys(value, section, f"{prefix}{key}.")
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The tree that `SENTINEL_<SECTION>__<KEY>` variables describe; values are TOML, else plain text."""
+    tree: dict[str, Any] = {}
+    for name, text in environ.items():
+        if not name.startswith("SENTINEL_") or "__" not in name:
+            continue
+        *path, last = name.removeprefix("SENTINEL_").lower().split("__")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = _value_of(text)
+    return tree
+
+
+def merge(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
+    """Both trees, section by section; `strong` wins."""
+    merged = dict(weak)
+    for key, value in strong.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _elsewhere(key: str) -> list[str]:
+    return difflib.get_close_matches(key, [item.name for item in fields(Settings)], n=1, cutoff=0.6)
+
+
+def _plain_words(message: str, tree: Mapping[str, Any]) -> str:
+    # msgspec says: Expected `int`, got `str` - at `$.snapshot.slots`
+    expected, _, place = message.partition(" - at `$")
+    if not place:
+        return message
+    path = place.rstrip("`").lstrip(".")
+    node: Any = tree
+    for part in path.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    wanted = expected.partition(", got")[0].replace("Expected ", "").replace("`", "")
+    if expected.startswith("Invalid enum"):
+        wanted = "one of protect, observe, off"
+    return f"{path} is {node!r}; it must be {wanted}"
+
+
+def _at_least(name: str, value: int, least: int, otherwise: str = "") -> None:
+    if value < least:
+        remedy = f" (or {otherwise})" if otherwise else ""
+        raise SettingsError(f"{name} is {value}; it must be at least {least}{remedy}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise SettingsError(f"{name} is {value}; it must be a positive number")
+
+
+def _ratio(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise SettingsError(f"{name} is {value}; it must be above 0 and at most 1")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {str(near[0])!r}?" if near else ""
+        raise SettingsError(f"{name} has {value!r}; it must be one of {', '.join(choices)}{hint}")

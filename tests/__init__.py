@@ -1,0 +1,1 @@
+"""Tests mirror the packages; end_to_end/ runs real processes, benchmarks/ prints ratios, gpu/ needs CUDA."""
