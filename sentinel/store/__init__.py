@@ -1,0 +1,1 @@
+"""The run database: what the daemon writes, and what the postmortem reads. One schema, SQLite now, PostgreSQL too."""

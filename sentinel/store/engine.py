@@ -1,0 +1,153 @@
+"""Connect to the run database: one writer that chooses how durable a commit is, and readers that never write."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
+
+from sentinel.errors import MisuseError, PermanentError, TemporaryError
+
+BUSY_SECONDS = 10.0  # how long a connection waits for another writer's lock
+
+# SQLite's names of results that a later try may not meet again.
+_MAY_PASS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_INTERRUPT")
+
+
+def writer(url: str) -> Engine:
+    """An engine whose transactions are FULL-synced unless `set_durability` said otherwise."""
+    engine = _engine(url)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    else:
+        event.listen(engine, "begin", _begin_server)
+    return engine
+
+
+def set_durability(connection: Connection, *, critical: bool) -> None:
+    """Of the next transactions. SQLite in WAL mode with NORMAL may lose its last commits when the power fails."""
+    connection.execution_options(sentinel_critical=critical)
+
+
+def reader(url: str) -> Engine:
+    """An engine that cannot write; it works beside the writer, and on a file or folder that is read-only."""
+    path = sqlite_file(url)
+    if path is None:
+        return _engine(url)
+    engine = create_engine("sqlite://", creator=lambda: _open_read_only(path), poolclass=NullPool)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    return engine
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite URL; None for a database server. Raises MisuseError for a URL that names no database."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise MisuseError(f"store.url is {url!r}; it must look like sqlite:////folder/sentinel.db") from None
+    if parsed.get_backend_name() != "sqlite":
+        return None
+    if parsed.database in {None, "", ":memory:"}:
+        raise MisuseError(
+            f"store.url is {url!r}; the run database must be a file, e.g. sqlite:////folder/sentinel.db"
+        )
+    return Path(str(parsed.database)).absolute()
+
+
+def shown(url: str) -> str:
+    """The URL as a person may see it: a path for SQLite, no password for a server."""
+    path = sqlite_file(url)
+    return str(path) if path else make_url(url).render_as_string(hide_password=True)
+
+
+@contextmanager
+def plain_errors(url: str) -> Iterator[None]:
+    """Turn a driver's exceptions into TemporaryError or PermanentError, naming the database and a remedy."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise _plain(error.orig, url, lost=error.connection_invalidated) from error
+    except (sqlite3.Error, OverflowError) as error:
+        raise _plain(error, url) from error
+
+
+def _engine(url: str) -> Engine:
+    sqlite_file(url)
+    try:
+        return create_engine(url, poolclass=NullPool)
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise MisuseError(f"store.url is {shown(url)!r}, but its driver is not installed: {error}") from None
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    # None: we say BEGIN ourselves, so that schema changes are part of the transaction too.
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+    connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # The level cannot change inside a transaction, so it is set right before.
+    level = "FULL" if _is_critical(connection) else "NORMAL"
+    if connection.info.get("synchronous") != level:
+        connection.exec_driver_sql(f"PRAGMA synchronous = {level}")
+        connection.info["synchronous"] = level
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_server(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql" and not _is_critical(connection):
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+
+
+def _is_critical(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get("sentinel_critical", True))
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    try:
+        return _try_read_only(path, "mode=ro")
+    except sqlite3.OperationalError:
+        log = path.with_name(path.name + "-wal")
+        if not path.exists() or (log.exists() and log.stat().st_size):
+            raise
+    # In a folder that we may not write to SQLite cannot make its index of the log; without a log there is no need.
+    return _try_read_only(path, "mode=ro&immutable=1")
+
+
+def _try_read_only(path: Path, query: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?{query}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _plain(error: BaseException | None, url: str, *, lost: bool = False) -> TemporaryError | PermanentError:
+    where = f"the run database {shown(url)}"
+    name = getattr(error, "sqlite_errorname", None) or ""
+    if lost or name.startswith(_MAY_PASS):
+        return TemporaryError(f"{where} does not take this now: {error}")
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return PermanentError(
+            f"{where} is damaged or no database ({error}); move it away, or set store.url to another"
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return PermanentError(f"{where} cannot be opened for writing ({error}); make it writable, or set store.url")
+    if not name and type(error).__name__ == "OperationalError":
+        return TemporaryError(f"{where} does not answer: {error}")
+    return PermanentError(f"{where} refused a statement: {type(error).__name__}: {error}")
