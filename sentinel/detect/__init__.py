@@ -1,0 +1,1 @@
+"""Detectors: a record in, a finding out. Pure; one file per anomaly."""
