@@ -34,7 +34,7 @@ def encode(message: FromRank | FromDaemon) -> bytes:
     _check_depth(message)
     try:
         body = _encoder.encode(message)
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise WireError(f"a {type(message).__name__} cannot be encoded: {error}") from None
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes does not fit a frame of {MAX_FRAME_BYTES}")
