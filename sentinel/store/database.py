@@ -90,10 +90,7 @@ class Store:
                 engines.set_durability(self._connection, critical=critical)
                 with self._connection.begin():
                     yield
-                    if self._broken:
-                        raise PermanentError(
-                            "a part of a transaction failed and was ignored; nothing of it is stored"
-                        )
+                    self._refuse_broken()
         except BaseException:
             self._accounts.forget()
             raise
@@ -237,6 +234,10 @@ class Store:
                 .where(attempts.c.run_id == run_id, attempts.c.attempt == latest)
                 .values(ended_at=time)
             )
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise PermanentError("a part of a transaction failed and was ignored; nothing of it is stored")
 
     @contextmanager
     def _part(self) -> Iterator[None]:
