@@ -86,7 +86,7 @@ def _scaled(curve: Curve, at: int, shape: list[float], after: float) -> Curve:
 
 
 def hits(curve: Curve, inject: Callable[[Curve, int], Curve], seed: int) -> list[int]:
-    """Delays of the detected ones among `POSITIONS` injections, in steps; a finding before the position counts not."""
+    """Delays of the detected ones among `POSITIONS` injections, in steps; earlier findings do not count."""
     delays = []
     chance = random.Random(seed)
     for _ in range(POSITIONS):
@@ -118,7 +118,10 @@ def main() -> int:
         print(f"{name:30} {len(points):6} steps, {len(found)} false", [(f.kind.value, f.step) for f in found][:8])
     for name, at in ANOMALIES.items():
         found = [f for f in episodes(list(read(name))) if f.step >= at]
-        print(f"{name:30} first at {found[0].step if found else 'never'} ({at})", [(f.kind.value, f.step) for f in found][:6])
+        print(
+            f"{name:30} first at {found[0].step if found else 'never'} ({at})",
+            [(f.kind.value, f.step) for f in found][:6],
+        )
     for name in HEALTHY[:1] + HARD[:2]:
         curve = [loss for _, loss in read(name)]
         for inject in (bloom, step_up, ramp, nan, window):
@@ -129,10 +132,13 @@ def main() -> int:
         print(f"toy noise {noise}: {false} false alarms in 200 runs")
         for factor, at in ((1.3, 180), (1.5, 180), (2.0, 180), (3.0, 180), (2.5, 30), (3.0, 15)):
             firsts = [
-                [f.step - at for f in episodes(toy(seed, factor, at, noise)) if f.step >= at][:1] for seed in range(100)
+                [f.step - at for f in episodes(toy(seed, factor, at, noise)) if f.step >= at][:1]
+                for seed in range(100)
             ]
             delays = [first[0] for first in firsts if first]
-            print(f"  x{factor} at {at}: {len(delays)}/100 median {median(delays or [-1])} worst {max(delays or [-1])}")
+            print(
+                f"  x{factor} at {at}: {len(delays)}/100 median {median(delays or [-1])} worst {max(delays or [-1])}"
+            )
     return 0
 
 
