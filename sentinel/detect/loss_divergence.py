@@ -3,8 +3,8 @@
 A fast exponential average of the log loss is compared with the lowest it ever was. Each step on which it stays more
 than `drift` above adds its distance in drifts, at most 4, to a sum (a one-sided CUSUM: E. S. Page, "Continuous
 inspection schemes", 1954); a step below empties it. The sum at `hold_steps` is a divergence: a small drift is
-confirmed after `hold_steps` steps, a steep one four times sooner. At half of the sum a notice goes out, so that a good
-snapshot is kept before the ring has rotated past the onset.
+confirmed after `hold_steps` steps, a steep one four times sooner. At half of the sum a notice goes out, so that a
+good snapshot is kept before the ring has rotated past the onset.
 """
 
 import math

@@ -5,10 +5,11 @@ persists. Four rules on the residual r and the robust deviation z of `sentinel.d
 
 - steady:    `hits` of the last `window` steps with z > `z` and at least `rise_ratio` above the level;
 - fast:      `hits_fast` of the last `window_fast` with z > `z_fast` and `rise_ratio_fast`;
-- sustained: the last `window` steps all above the level, their z (each cut at 6) 3 or more on average and the value
-             15 % above on average: a modest jump of a noisy loss (a one-sided CUSUM, E. S. Page, 1954, over a window);
-- rail:      before the baseline has `warmup_steps` samples, a step `rail_ratio` times the level with z > `z`, followed
-             within two steps by another high one (half as far up in log units counts as high).
+- sustained: the last `window` steps all above the level, their z (each cut at 6) 3 or more on average and the
+             value 15 % above on average: a modest jump of a noisy loss (a one-sided CUSUM, E. S. Page, 1954, over a
+             window);
+- rail:      before the baseline has `warmup_steps` samples, a step `rail_ratio` times the level with z > `z`, and
+             another within two steps that is at least half as far up (in log units) or 30 % above the level.
 """
 
 import math
@@ -137,14 +138,15 @@ class LossSpike:
     def _finding(self, seen: StepRecord, now: Seen, expected: float, rule: str) -> Finding:
         assert self._memory.holding_since is not None
         assert seen.loss is not None
+        since = self._memory.holding_since
         return Finding(
             kind=Kind.LOSS_SPIKE,
             severity=Severity.CRITICAL,
             tier=Tier.T2,
             step=seen.step,
-            onset_step=self._memory.holding_since,
+            onset_step=since,
             detector=self.name,
-            summary=f"loss {seen.loss:.4g} where {expected:.4g} was expected, since step {self._memory.holding_since}",
+            summary=f"loss {seen.loss:.4g} where {expected:.4g} was expected, since step {since}",
             value=seen.loss,
             expected=expected,
             evidence={"z": round(now.z, 1), "rise_ratio": round(now.rise, 3), "rule": rule or "holds"},

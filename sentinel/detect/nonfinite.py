@@ -1,10 +1,10 @@
 """Find NaN and infinity in the loss, the gradients and the state.
 
-Nothing here is statistics: a value is finite or it is not. What needs care is what it means. A non-finite gradient that
-the reflex kept from the weights is a notice; `consecutive` of them in a row are certain trouble (T0). One that reached
-the weights is T0 at once. A non-finite loss is T0, and harmless as long as gradients and weights stay finite (all
-labels ignored, torchtune#2341). An AMP overflow that GradScaler skips is normal. Source: design of the reflex, and
-pytorch/pytorch#41508 and #46849 for gradients that turn NaN under a finite loss.
+Nothing here is statistics: a value is finite or it is not. What needs care is what it means. A non-finite gradient
+that the reflex kept from the weights is a notice; `consecutive` of them in a row are certain trouble (T0). One that
+reached the weights is T0 at once. A non-finite loss is T0, and harmless as long as gradients and weights stay finite
+(all labels ignored, torchtune#2341). An AMP overflow that GradScaler skips is normal. Gradients that turn NaN under a
+finite loss: pytorch/pytorch#41508 and #46849.
 """
 
 import math

@@ -108,10 +108,10 @@ def document() -> str:
     lines += [_line(row) for row in TABLE]
     lines += [
         "",
-        "An action outside `respond.allow` is recorded with reason `not_allowed`. At most `respond.budget` actions per",
-        "kind within `respond.window_steps` steps; then a pause for a person. `rollback.data` overrides the data column.",
-        "Every incident that met others of its family carries their kinds in `evidence.also`; one that came back at the",
-        "same place carries `evidence.recurrence_of`.",
+        "An action outside `respond.allow` is recorded with reason `not_allowed`. At most `respond.budget` actions",
+        "per kind within `respond.window_steps` steps; then a pause for a person. `rollback.data` overrides the data",
+        "column. An incident that met other kinds of its family has them in `evidence.also`; one that came back at",
+        "the same place carries `evidence.recurrence_of`. `evidence.value` and `evidence.expected` are always meant.",
     ]
     return "\n".join(lines) + "\n"
 
