@@ -20,9 +20,12 @@ from sentinel.vocabulary import Action, Outcome, Quality
 Report = dict[str, Any]
 
 _BEST_FIRST = (Quality.GOOD, Quality.PENDING, Quality.SUSPECT, Quality.BAD)
+_RUN_KEYS = ("run_id", "name", "status", "steps", "attempts", "generations", "world_size")
 _INCIDENT_KEYS = (
-    "id kind severity tier ranks first_step onset_step last_step status summary cause evidence attempt generation"
-).split()
+    *("id", "kind", "severity", "tier", "ranks", "first_step", "onset_step", "last_step"),
+    *("status", "summary", "cause", "evidence", "attempt", "generation"),
+)
+_BOOK_KEYS = ("rank", "produced", "stored", "dropped", "dropped_by_reason", "in_flight")
 
 
 def report(history: History, run_id: str) -> Report:
@@ -49,9 +52,8 @@ def rfc3339(seconds: float | None) -> str | None:
 
 
 def _run(row: Mapping[str, Any]) -> Report:
-    names = ("run_id", "name", "status", "steps", "attempts", "generations", "world_size")
     return {
-        **{name: row[name] for name in names},
+        **{name: row[name] for name in _RUN_KEYS},
         "started_at": rfc3339(row["started_at"]),
         "ended_at": rfc3339(row["ended_at"]),
     }
@@ -111,4 +113,4 @@ def _goodput(history: History, run_id: str, actions: Iterable[Mapping[str, Any]]
 
 
 def _books(row: Mapping[str, Any]) -> Report:
-    return {name: row[name] for name in ("rank", "produced", "stored", "dropped", "dropped_by_reason", "in_flight")}
+    return {name: row[name] for name in _BOOK_KEYS}

@@ -7,8 +7,8 @@ A non-finite number becomes null, and the object it stands in says which it was 
 
 With several non-finite numbers in one object, lists in it included, the value is an object of their names:
 
->>> dumps({"loss": float("nan"), "grad_norm": float("inf"), "last": [1.0, float("-inf")]})
-'{"loss": null, "grad_norm": null, "last": [1.0, null], "nonfinite": {"loss": "nan", "grad_norm": "inf", "last[1]": "-inf"}}'
+>>> dumps({"loss": float("nan"), "last": [1.0, float("-inf")]})
+'{"loss": null, "last": [1.0, null], "nonfinite": {"loss": "nan", "last[1]": "-inf"}}'
 
 An object that has a key `nonfinite` of its own gets `nonfinite_values` instead.
 """

@@ -1,0 +1,7 @@
+"""`python -m sentinel.cli` is the command `sentinel`."""
+
+import sys
+
+from sentinel.cli import main
+
+sys.exit(main())
