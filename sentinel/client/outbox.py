@@ -105,8 +105,8 @@ class Outbox:
             end, known = self._handed_out, self._acknowledged
         return _in_a_row(taken, begin, end, known)
 
-    def acknowledge(self, seq: int) -> None:
-        """Everything up to `seq` is safe: forget it."""
+    def acknowledge(self, seq: int) -> int:
+        """Everything up to `seq` is safe: forget it. Returns what that frees: no more than was handed out."""
         with self._lock:
             seq = min(seq, self._handed_out)
             safe = bisect_right(self._order, seq)
@@ -116,6 +116,7 @@ class Outbox:
             while self._critical and self._critical[0] <= seq:
                 self._critical.popleft()
             self._acknowledged = max(self._acknowledged, seq)
+        return seq
 
     def rewind(self, stored_seq: int) -> None:
         """A new connection: the daemon has everything up to `stored_seq`; hand out the rest from there.

@@ -32,7 +32,7 @@ def data(config: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     room = most_bytes
     for key, value in _first(config.items()):
-        name = _text(key)
+        name = text(key)
         item = HIDDEN if is_secret(name) else _plain(value, MAX_DEPTH - 1)
         size = len(msgspec.msgpack.encode({name: item}))
         if size > room:
@@ -49,12 +49,12 @@ def argv(words: list[str], most_bytes: int) -> list[str]:
     kept: list[str] = []
     hide_next, room = False, most_bytes
     for word in words:
-        text = HIDDEN if hide_next and not word.startswith("-") else _hide_value(_text(word))
+        said = HIDDEN if hide_next and not word.startswith("-") else _hide_value(text(word))
         hide_next = word.startswith("-") and "=" not in word and is_secret(word)
-        room -= len(text.encode(errors="replace")) + 1
+        room -= len(said.encode(errors="replace")) + 1
         if room < 0:
             return [*kept, _CUT]
-        kept.append(text)
+        kept.append(said)
     return kept
 
 
@@ -71,7 +71,7 @@ def _plain(value: Any, levels: int) -> Any:
     if isinstance(value, Mapping):
         return _mapping(value, levels)
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item, levels - 1) for item in _first(value)] if levels > 0 else _text(value)
+        return [_plain(item, levels - 1) for item in _first(value)] if levels > 0 else text(value)
     return _scalar(value)
 
 
@@ -82,13 +82,13 @@ def _scalar(value: Any) -> Any:
         return float(value)  # NumPy's float64 is one too, and is not plain
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return int(value)
-    return _text(value)
+    return text(value)
 
 
 def _mapping(value: Mapping[Any, Any], levels: int) -> Any:
     if levels <= 0:
         return "{...}"
-    named = ((_text(key), item) for key, item in _first(value.items()))
+    named = ((text(key), item) for key, item in _first(value.items()))
     return {name: HIDDEN if is_secret(name) else _plain(item, levels - 1) for name, item in named}
 
 
@@ -96,13 +96,13 @@ def _first(items: Iterable[Any]) -> list[Any]:
     return list(islice(items, MAX_ITEMS))
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
     """Text that any reader can decode: no lone surrogates, no endless length, whatever `str` of it does."""
     try:
-        text = str(value)
+        whole = str(value)
     except Exception:  # noqa: BLE001  # a user's __str__ may raise anything, and its value is worth no crash
-        text = f"<{type(value).__name__}>"
-    return text[:MAX_TEXT_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+        whole = f"<{type(value).__name__}>"
+    return whole[:MAX_TEXT_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
 
 
 def _hide_value(word: str) -> str:
