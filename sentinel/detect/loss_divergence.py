@@ -1,10 +1,11 @@
 """Find a loss that drifts away from its best level and does not come back.
 
-A fast exponential average of the log loss is compared with the lowest it ever was. Each step on which it stays more
-than `drift` above adds its distance in drifts, at most 4, to a sum (a one-sided CUSUM: E. S. Page, "Continuous
-inspection schemes", 1954); a step below empties it. The sum at `hold_steps` is a divergence: a small drift is
-confirmed after `hold_steps` steps, a steep one four times sooner. At half of the sum a notice goes out, so that a
-good snapshot is kept before the ring has rotated past the onset.
+A fast exponential average of the log loss is compared with the lowest it ever was. A drift is `drift`, or the usual
+noise of the loss where that is more. Each step on which the average stays more than a drift above adds its distance
+in drifts, at most 4, to a sum (a one-sided CUSUM: E. S. Page, "Continuous inspection schemes", 1954); a step below
+empties it. The sum at `hold_steps` is a divergence: a small drift is confirmed after `hold_steps` steps, a steep one
+four times sooner. At half of the sum a notice goes out, so that a good snapshot is kept before the ring has rotated
+past the onset.
 """
 
 import math
@@ -13,13 +14,14 @@ from typing import Any
 import msgspec
 
 from sentinel.config import LossDivergenceSettings
-from sentinel.detect.statistics import LOSS_FLOOR, is_finite, plain
+from sentinel.detect.statistics import LOSS_FLOOR, MEAN_TO_SIGMA, is_finite, plain
 from sentinel.records import Finding, Observation, StepRecord
 from sentinel.vocabulary import Kind, Severity, Tier, UpdateResult
 
 GAIN = 0.05  # of the fast average: remembers about 20 steps
+SPREAD_GAIN = 0.01
 MOST_DRIFTS = 4.0  # what one step can add
-STEP_LIMIT = 1.0  # log units: a lone wild step moves the average by at most GAIN times this
+STEP_LIMIT = 0.3  # log units: a step moves the average up by at most GAIN times this; a short jump is no drift
 BEST_FORGETS = 2000.0  # the best level rises by one drift in about so many steps: an epoch of harder data is no fault
 RELEARN_STEPS = 200  # a level that stays so long after its confirmation is the new normal
 
@@ -28,7 +30,8 @@ class Memory(msgspec.Struct):
     """All that the detector knows."""
 
     fast: float = 0.0  # average of log(loss + floor)
-    best: float = math.inf
+    best: float = 0.0
+    spread: float = 0.0  # average distance of a value from the fast average
     samples: int = 0
     drifts: float = 0.0  # the sum
     onset_step: int = 0
@@ -75,15 +78,17 @@ class LossDivergence:
         return plain(self._memory)
 
     def restore(self, state: dict[str, Any]) -> None:
-        # Plain data has no infinity in strict formats; msgspec keeps it.
         self._memory = msgspec.convert(state, Memory)
 
     def _follow(self, place: float, step: int) -> None:
-        memory, drift = self._memory, self._settings.drift
+        memory = self._memory
         memory.samples += 1
         gain = max(GAIN, 1.0 / memory.samples)
-        moved = max(-STEP_LIMIT, min(STEP_LIMIT, place - memory.fast)) if memory.samples > 1 else place
-        memory.fast += gain * moved
+        residual = min(STEP_LIMIT, place - memory.fast) if memory.samples > 1 else place
+        memory.fast += gain * residual
+        if memory.drifts == 0.0 and memory.samples > 1:
+            memory.spread += max(SPREAD_GAIN, 1.0 / memory.samples) * (min(abs(residual), 1.0) - memory.spread)
+        drift = max(self._settings.drift, MEAN_TO_SIGMA * memory.spread)
         if memory.samples < self._settings.warmup_steps:
             memory.best = memory.fast
             memory.onset_step = step + 1

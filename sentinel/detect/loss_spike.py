@@ -97,7 +97,7 @@ class LossSpike:
     def _rule(self) -> str:
         settings, recent = self._settings, self._memory.recent
         if self._memory.baseline.samples < settings.warmup_steps:
-            return "rail" if self._beyond_rail() else ""
+            return "rail" if not self._memory.baseline.linear and self._beyond_rail() else ""
         if _count(recent[-settings.window_fast :], settings.z_fast, settings.rise_ratio_fast) >= settings.hits_fast:
             return "fast"
         window = recent[-settings.window :]

@@ -8,7 +8,6 @@ finite loss: pytorch/pytorch#41508 and #46849.
 """
 
 import math
-import re
 from typing import Any
 
 import msgspec
@@ -17,8 +16,6 @@ from sentinel.config import NonFiniteSettings
 from sentinel.detect.statistics import plain
 from sentinel.records import Finding, Observation, Reflex, SnapshotNote, StepRecord
 from sentinel.vocabulary import Kind, Quality, Severity, Tier, UpdateResult
-
-_NAMES_NONFINITE = re.compile(r"non[- _]?finite|not finite|\bnan\b|\binf(inite|inity)?\b", re.IGNORECASE)
 
 
 class Memory(msgspec.Struct):
@@ -133,7 +130,8 @@ class NonFinite:
 
 
 def _state(seen: SnapshotNote) -> Finding | None:
-    if seen.quality is not Quality.BAD or not _NAMES_NONFINITE.search(seen.reason):
+    # A refused copy has no digest, and its reason names the tensor. BAD with a digest was finite once.
+    if seen.quality is not Quality.BAD or seen.digest:
         return None
     return Finding(
         kind=Kind.NONFINITE_STATE,

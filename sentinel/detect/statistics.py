@@ -36,6 +36,7 @@ class Baseline(msgspec.Struct):
     level: float = 0.0  # the current value, smoothed; log units, or the value itself once it was negative
     trend: float = 0.0  # change per step, never positive
     spread: float = 0.0  # exponential average of absolute residuals
+    wobble: float = 0.0  # the same of the values themselves
     samples: int = 0
     linear: bool = False  # a negative value has no logarithm: from then on the series is taken as it is
 
@@ -71,9 +72,11 @@ class Baseline(msgspec.Struct):
         place = self.place(value)
         if not self.samples:
             self.level = place
-            self.spread = PRIOR_SCALE * (max(abs(place), LOSS_FLOOR) if self.linear else 1.0) / MEAN_TO_SIGMA
+            prior = PRIOR_SCALE * (max(abs(place), LOSS_FLOOR) if self.linear else 1.0) / MEAN_TO_SIGMA
+            self.spread = max(prior, self.spread)
             self.samples = 1
             return
+        self.wobble += max(self.GAMMA, 1.0 / self.samples) * (abs(value - self.expected()) - self.wobble)
         residual = place - (self.level + self.trend)
         limit = CLIP * self.scale
         cut = max(-limit, min(limit, residual))
@@ -92,13 +95,14 @@ class Baseline(msgspec.Struct):
     def rise(self, value: float) -> float:
         """How far above the expected value, relative to it: 0.05 is five per cent."""
         residual = self.residual(value)
-        if not self.linear:
-            return math.expm1(min(residual, 700.0))
-        return residual / max(abs(self.level), LOSS_FLOOR)
+        if value - self.expected() < LOSS_FLOOR:
+            return min(residual, 0.0)  # too little to be called a rise, however calm the series was
+        return residual / max(abs(self.level), self.scale) if self.linear else math.expm1(min(residual, 700.0))
 
     def _become_linear(self) -> None:
         self.linear = True
-        self.level = self.trend = self.spread = 0.0
+        self.level = self.trend = 0.0
+        self.spread = self.wobble
         self.samples = 0
 
 
