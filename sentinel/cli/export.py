@@ -22,6 +22,7 @@ class Format(StrEnum):
 
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="latest, an id, a unique prefix or a name.")],
+    *,
     format: Annotated[Format, typer.Option("--format", help="JSON lines or CSV.")] = Format.JSONL,  # noqa: A002
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A file; else standard output.")] = None,
     live_only: Annotated[
