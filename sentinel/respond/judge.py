@@ -173,7 +173,8 @@ class Judge:
             case.reflex_step = seen.step
             if case.reflexes <= MOST_REFLEXES_TOLD:
                 draft.decisions.append(_reflex(seen, case))
-        if case.pending:
+        beside = finding.tier is Tier.T1 and case.incident.tier is not Tier.T1  # a notice within something surer
+        if case.pending or beside:
             return
         decisions = decide(case, situation, self._standing(case, finding), self._settings)
         for decision in decisions:
