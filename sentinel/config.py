@@ -7,6 +7,7 @@ argument, the environment (`SENTINEL_<SECTION>__<KEY>=value`), the file, the def
 
 import difflib
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -206,6 +207,10 @@ class RespondSettings:
     def allows(self, action: Action) -> bool:
         return self.allow == "all" or action in self.allow
 
+    def names(self) -> tuple[str, ...]:
+        """The allowed actions, in the vocabulary's order."""
+        return tuple(action.value for action in Action if action is not Action.NONE and self.allows(action))
+
 
 @dataclass(frozen=True, slots=True)
 class RollbackSettings:
@@ -256,18 +261,24 @@ RUN_SECTIONS = ("detect", "respond", "rollback", "pause")
 PLAIN_VARIABLES = ("SENTINEL_HOME", "SENTINEL_MODE", "SENTINEL_RUN_ID", "SENTINEL_SETTINGS")
 
 
-def load_client(source: str | Path | Mapping[str, Any] | None, environ: Mapping[str, str]) -> Settings:
+def load_client(
+    source: str | os.PathLike[str] | Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+    arguments: Mapping[str, Any] | None = None,
+) -> Settings:
     """Settings for a training process: a file's path, a mapping, or None for SENTINEL_SETTINGS and defaults.
+
+    `arguments` is the tree of what the caller said in code; it wins over the environment.
 
     Raises SettingsError for a file that cannot be read, an unknown key (naming the nearest) or a wrong value.
     """
     if source is None and environ.get("SENTINEL_SETTINGS"):
         source = environ["SENTINEL_SETTINGS"]
     tree = dict(source) if isinstance(source, Mapping) else read_file(source)
-    return build(merge(tree, from_environment(environ)))
+    return build(merge(merge(tree, from_environment(environ)), arguments or {}))
 
 
-def read_file(path: str | Path | None) -> dict[str, Any]:
+def read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     """The tree of a TOML file; empty for None. Raises SettingsError."""
     if path is None:
         return {}

@@ -42,4 +42,11 @@ class DaemonRunningError(SentinelError):
 
 
 class RunStopped(SystemExit):
-    """Raised at a step boundary of a loop without `run.batches` when the action `stop` is carried out."""
+    """Raised at a step boundary of a loop without `run.batches` when the run is told to stop. Exit code 0."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(0)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"stopped by sentinel: {self.reason}"

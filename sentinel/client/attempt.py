@@ -1,0 +1,130 @@
+"""What is known of one update attempt while it goes on, and the record that it becomes."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from sentinel.client.guard import Measure
+from sentinel.client.probes.loss import Objective, Reported, Value
+from sentinel.client.probes.memory import DeviceMemory
+from sentinel.records import StepRecord
+from sentinel.vocabulary import UpdateResult
+
+Fields = dict[str, Any]
+
+
+class Attempt:
+    """Filled in by the loop's hooks from the first backward of an attempt to its last optimizer's step."""
+
+    __slots__ = (
+        "backward_seconds",
+        "backwards",
+        "clip_max_norm",
+        "data_position",
+        "data_wait_seconds",
+        "ended_at",
+        "generation",
+        "hook_seconds",
+        "loss_scale",
+        "lrs",
+        "measures",
+        "memory",
+        "objective",
+        "optimizer_seconds",
+        "reported",
+        "result",
+        "scaler",
+        "step",
+        "step_seconds",
+        "time",
+    )
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.step = 0
+        self.time = 0.0
+        self.objective = Objective()
+        self.reported = Reported()
+        self.backwards = 0
+        self.backward_seconds = 0.0
+        self.data_wait_seconds: float | None = None
+        self.optimizer_seconds = 0.0
+        self.hook_seconds = 0.0
+        self.measures: dict[str, Measure] = {}
+        self.lrs: dict[str, Value] = {}
+        self.clip_max_norm: float | None = None
+        self.scaler: Any = None  # the GradScaler that scaled this attempt's loss
+        self.loss_scale: Value | None = None
+        self.memory = DeviceMemory()
+        self.result = UpdateResult.APPLIED
+        self.ended_at = 0.0
+        self.step_seconds: float | None = None
+        self.data_position: int | None = None
+
+    @property
+    def loss(self) -> Value | None:
+        reported = self.reported.loss
+        return self.objective.value if reported is None else reported
+
+    @property
+    def nonfinite_on_device(self) -> list[Tensor]:
+        return [m.nonfinite for m in self.measures.values() if isinstance(m.nonfinite, Tensor)]
+
+    def values(self) -> dict[str, Value | None]:
+        """Every number that may still live on a device, by name; see `record`."""
+        found: dict[str, Value | None] = {
+            "loss": self.loss,
+            "loss_scale": self.loss_scale,
+            "tokens": self.reported.tokens,
+            "samples": self.reported.samples,
+        }
+        found |= {f"norm.{name}": measure.norm for name, measure in self.measures.items()}
+        found |= {f"lr.{name}": lr for name, lr in self.lrs.items()}
+        found |= {f"reported.{name}": value for name, value in self.reported.others.items()}
+        return found
+
+    def record(self, numbers: dict[str, float | None], applied: int, skipped: int) -> StepRecord:
+        """The record, from `values()` as floats and the Run's counters after this attempt."""
+        norms = {name: numbers[f"norm.{name}"] for name in self.measures}
+        known = [norm for norm in norms.values() if norm is not None]
+        sources = {measure.source for measure in self.measures.values() if measure.source}
+        lrs = [numbers[f"lr.{name}"] for name in self.lrs]
+        others = {name: numbers[f"reported.{name}"] for name in self.reported.others}
+        return StepRecord(
+            seq=0,
+            generation=self.generation,
+            step=self.step,
+            time=self.time,
+            result=self.result,
+            loss=numbers["loss"],
+            grad_norm=math.hypot(*known) if known else None,
+            grad_norm_source=sources.pop() if len(sources) == 1 else ("own" if sources else None),
+            lr=lrs[0] if lrs else None,
+            loss_scale=numbers["loss_scale"],
+            step_seconds=self.step_seconds,
+            data_wait_seconds=self.data_wait_seconds,
+            backward_seconds=self.backward_seconds if self.backwards else None,
+            optimizer_seconds=self.optimizer_seconds,
+            applied=applied,
+            skipped=skipped,
+            tokens=numbers["tokens"],
+            samples=numbers["samples"],
+            memory_allocated_bytes=self.memory.allocated_bytes,
+            memory_reserved_bytes=self.memory.reserved_bytes,
+            memory_peak_bytes=self.memory.peak_bytes,
+            data_position=self.data_position,
+            hook_seconds=self.hook_seconds,
+            clip_max_norm=self.clip_max_norm,
+            optimizers=self._per_optimizer(norms, numbers) if len(self.lrs) > 1 else None,
+            reported={name: value for name, value in others.items() if value is not None} or None,
+        )
+
+    def _per_optimizer(
+        self, norms: dict[str, float | None], numbers: dict[str, float | None]
+    ) -> dict[str, dict[str, float]]:
+        table: dict[str, dict[str, float]] = {}
+        for name in self.lrs:
+            pair = {"lr": numbers[f"lr.{name}"], "grad_norm": norms.get(name)}
+            table[name] = {key: value for key, value in pair.items() if value is not None}
+        return table

@@ -1,0 +1,489 @@
+"""Turn what happens in the user's loop into update attempts. Every public method is called by torch or the user.
+
+An attempt opens when an optimizer steps, or when GradScaler skips one's step; with several optimizers it goes on
+until one that already stepped in it steps again, or to the top of `run.batches`. Its record is sent when the next
+backward begins, so that a report made after `optimizer.step()` still belongs to it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from sentinel.client import interception
+from sentinel.client.attempt import Attempt
+from sentinel.client.deferred import DeviceReader
+from sentinel.client.guard import Measure, amp_overflow, evidence, measure, under_scaler
+from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.probes.loss import SCALED_BY, Value, plain
+from sentinel.client.probes.memory import device_memory
+from sentinel.client.shield import shielded
+from sentinel.client.subject import Handle, Subject
+from sentinel.config import Settings
+from sentinel.records import Reflex, StepRecord
+from sentinel.vocabulary import Action, Kind, Outcome, UpdateResult
+
+
+class Boundaries(Protocol):
+    """Who does what may only be done between two attempts: snapshots and turns (`sentinel.client.turns`)."""
+
+    @property
+    def needs_base(self) -> bool:
+        """The state at attach, or after the user's own load, has not been copied yet."""
+        ...
+
+    def wants_step(self, step: int) -> bool:
+        """Before the step of attempt `step`, in a loop without run.batches: must its update be set aside?"""
+        ...
+
+    def after_step(self, *, nothing_applied: bool = False) -> None: ...
+    def state_loaded(self) -> None: ...
+    def take_base(self) -> None: ...
+    def undo(self, step: int) -> None:
+        """A non-finite update reached the weights before the device could be read (guard "deferred")."""
+        ...
+
+
+class Loop:
+    """The loop's side of one Run. Runs on the user's thread; everything is shielded."""
+
+    def __init__(
+        self, subject: Subject, settings: Settings, send: Callable[[StepRecord | Reflex], object], step: int
+    ) -> None:
+        self.subject = subject
+        self.settings = settings
+        self.step = step  # attempts so far
+        self.generation = 0
+        self.applied = 0
+        self.skipped = 0
+        self.phase = "train"
+        self.acts = False  # may the reflex skip updates? set by the Run from mode and roster
+        self.dead = False
+        self.hook_seconds = 0.0
+        self.shield_depth = 0
+        self.pause_seconds = 0.0  # time since the last attempt's end that is not the loop's own: phases, turns
+        self.boundaries: Boundaries | None = None
+        self.on_failure: Callable[[str, Exception], None] = lambda _where, _error: None
+        self.data_position: Callable[[], int | None] = lambda: None
+        self.batches_active: Callable[[], bool] = lambda: False
+        self.step_ended: Callable[[int, float | None, UpdateResult], None] = lambda _step, _seconds, _result: None
+        self.scaler: Any = subject.scaler
+        self._send = send
+        names = (
+            ["optimizer"]
+            if len(subject.optimizers) == 1
+            else [f"optimizer.{n}" for n in range(len(subject.optimizers))]
+        )
+        self.watched = [WatchedOptimizer(one, name) for one, name in zip(subject.optimizers, names, strict=True)]
+        self._reader = DeviceReader()
+        self._gathering = Attempt()  # from its first backward to its first step
+        self._current: Attempt | None = None  # opened, not yet sent
+        self._latest: Attempt | None = None  # whose backward ran last
+        self._stepped: list[WatchedOptimizer] = []
+        self._touched: set[int] = set()
+        self._ever_touched = False
+        self._markers: list[Any] = []
+        self._in_step: WatchedOptimizer | None = None
+        self._evaluations = 0
+        self._step_started = 0.0
+        self._last_end = 0.0
+        self._hook_seconds_before = 0.0
+        self._hook_fired = False
+        self._consecutive = 0
+
+    # ------------------------------------------------------------ set up and taken down by the Run
+
+    def hook(self) -> None:
+        for watched in self.watched:
+            watched.hook(self.before_step, self.after_step)
+        self._mark_parameters()
+
+    def unhook(self) -> None:
+        for watched in self.watched:
+            try:
+                watched.unhook()
+            except ReferenceError:
+                continue
+        for handle in self._markers:
+            handle.remove()
+        self._markers.clear()
+
+    def failed(self, where: str, error: Exception) -> None:
+        self.on_failure(where, error)
+
+    # ------------------------------------------------------------ called by the seams in torch
+
+    @shielded
+    def before_backward(self) -> None:
+        self._touched.clear()
+        if not self._last_end:
+            self._last_end = time.perf_counter()
+        if self._in_step is None and self._current is not None and len(self._stepped) == len(self.watched):
+            self.flush()
+
+    @shielded
+    def after_backward(self, roots: list[Tensor], seconds: float) -> None:
+        if not self._concerns_us():
+            return
+        attempt = self._attempt_of_backward()
+        attempt.backwards += 1
+        attempt.backward_seconds += seconds
+        self._latest = attempt
+        for root in roots:
+            reference = getattr(root, SCALED_BY, None)
+            if reference is not None:
+                attempt.scaler = reference()
+        if not self.settings.loss.capture or (self._in_step is not None and self._evaluations > 1):
+            return
+        for root in roots:
+            attempt.objective.add(root, self._scale_of(attempt))
+
+    @shielded
+    def before_clip(self, parameters: list[Tensor], max_norm: float, norm: Any) -> None:
+        holders = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
+        for watched in self.watched:
+            overlap = watched.overlap(holders)
+            if overlap == "none":
+                continue
+            attempt = self._gathering if watched in self._stepped or not self._stepped else self._current
+            if attempt is None or watched.name in attempt.measures:
+                continue
+            taken = norm.value if norm is not None and overlap == "all" else None
+            attempt.measures[watched.name] = measure(watched, self._carried_scale(watched, attempt), taken)
+            attempt.clip_max_norm = max_norm
+
+    @shielded
+    def after_clip(self) -> None:
+        # Clipping writes to the gradients itself; only what is written after it voids the measure.
+        for attempt in (self._gathering, self._current):
+            for watched in self.watched:
+                taken = attempt.measures.get(watched.name) if attempt is not None else None
+                if attempt is not None and taken is not None:
+                    attempt.measures[watched.name] = taken._replace(marks=tuple(watched.gradient_marks))
+
+    @shielded
+    def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
+        if self._find(optimizer) is not None:
+            self.scaler = Handle(scaler)
+            self._hook_fired = False
+
+    @shielded
+    def after_scaler_step(self, _scaler: Any, optimizer: Any) -> None:
+        """GradScaler fires no hook when it skips an unfused step; that attempt ends here."""
+        watched = self._find(optimizer)
+        if watched is None or self._hook_fired or not _scaler._enabled:
+            return
+        attempt = self._open(watched)
+        attempt.result = UpdateResult.OVERFLOW
+        self._close(watched, attempt)
+
+    @shielded
+    def state_loaded(self, target: Any) -> None:
+        """Somebody called load_state_dict outside a turn. If it is ours, older snapshots are of another state."""
+        ours = self._find(target) is not None or any(target is module for module in self.subject.model.modules())
+        inside = any(module is self.subject.model for module in getattr(target, "modules", list)())
+        if (ours or inside) and self.boundaries is not None:
+            self.boundaries.state_loaded()
+
+    # ------------------------------------------------------------ the optimizer's step hooks
+
+    @shielded
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        watched = self._find(optimizer)
+        if watched is None:
+            return None
+        self._hook_fired = True
+        if self.boundaries is not None and self.boundaries.needs_base and not self.batches_active():
+            self.boundaries.take_base()
+        attempt = self._open(watched)
+        self._in_step, self._evaluations = watched, 0
+        opens = len(self._stepped) == 1
+        if (
+            opens
+            and self.boundaries is not None
+            and not self.batches_active()
+            and self.boundaries.wants_step(self.step)
+        ):
+            attempt.result = UpdateResult.TURN
+            watched.set_aside()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure):
+            wrapped = self._watched_closure(watched, attempt, closure)
+            replaced = (
+                ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": wrapped})
+            )
+        else:
+            replaced = None
+            if attempt.result is not UpdateResult.TURN:
+                self._judge(watched, attempt)
+        self._step_started = time.perf_counter()
+        return replaced
+
+    @shielded
+    def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        watched = self._find(optimizer)
+        if watched is None or self._current is None:
+            return
+        self._current.optimizer_seconds += time.perf_counter() - self._step_started
+        watched.give_back()
+        watched.end_device_skip()
+        self._in_step = None
+        self._close(watched, self._current)
+
+    # ------------------------------------------------------------ called by the Run
+
+    @shielded
+    def report(self, loss: Any, tokens: Any, samples: Any, others: dict[str, Any]) -> None:
+        attempt = self._latest
+        if attempt is None or (attempt is not self._current and attempt is not self._gathering):
+            attempt = self._gathering  # its record is gone already: this is said ahead of the next backward
+        attempt.reported.add(loss, tokens, samples, others)
+
+    @shielded
+    def waited_for_data(self, seconds: float) -> None:
+        attempt = self._gathering
+        attempt.data_wait_seconds = (attempt.data_wait_seconds or 0.0) + seconds
+
+    def end_attempt(self) -> None:
+        """The top of run.batches: whatever was open is complete."""
+        if not self._last_end:
+            self._last_end = time.perf_counter()
+        self.flush()
+        self._stepped.clear()
+
+    @property
+    def between_attempts(self) -> bool:
+        """No gradients are being gathered: nothing is lost if the state changes now."""
+        return self._gathering.backwards == 0
+
+    def flush(self) -> None:
+        """Send the record of the last attempt. Numbers that are still on a device follow in order."""
+        attempt, self._current = self._current, None
+        if attempt is None:
+            self._reader.poll()
+            return
+        flags: list[Value] = list(attempt.nonfinite_on_device)
+        values = attempt.values() | {f"nonfinite.{place}": flag for place, flag in enumerate(flags)}
+        self._reader.read(values, lambda numbers: self._emit(attempt, numbers))
+
+    def finish(self) -> None:
+        """At the end of the Run: everything is sent, waiting for the device if need be."""
+        self.flush()
+        self._reader.poll(wait=True)
+
+    def rewound(self, step: int, applied: int, skipped: int) -> None:
+        """A turn restored an older state: the numbers go back with it, the history grows a generation."""
+        self.finish()
+        self.step, self.applied, self.skipped = step, applied, skipped
+        self.generation += 1
+        self._gathering = Attempt()
+        self._current = self._latest = None
+        self._stepped.clear()
+        self._consecutive = 0
+
+    # ------------------------------------------------------------ attempts
+
+    def _open(self, watched: WatchedOptimizer) -> Attempt:
+        if watched in self._stepped or not self._stepped or self._current is None:
+            self.flush()
+            self.step += 1
+            self._stepped = [watched]
+            attempt, self._gathering = self._gathering, Attempt()
+            attempt.generation, attempt.step = self.generation, self.step
+            self._current = attempt
+        else:
+            self._stepped.append(watched)
+            attempt = self._current
+        return attempt
+
+    def _close(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
+        """After each optimizer's step: what is known now. The attempt stays open for others and for reports."""
+        now = time.perf_counter()
+        attempt.time = time.time()
+        attempt.ended_at = now
+        attempt.memory = device_memory()
+        attempt.data_position = self.data_position()
+        lr = watched.lr
+        if lr is not None:
+            attempt.lrs[watched.name] = lr
+        attempt.loss_scale = self._loss_scale()
+        if self._last_end:
+            attempt.step_seconds = max(0.0, now - self._last_end - self.pause_seconds)
+        if len(self._stepped) == len(self.watched) or len(self.watched) == 1:
+            self.pause_seconds, self._last_end = 0.0, now
+        if attempt.result is not UpdateResult.TURN:
+            self.step_ended(self.step, attempt.step_seconds, attempt.result)
+        attempt.hook_seconds = self.hook_seconds - self._hook_seconds_before
+        self._hook_seconds_before = self.hook_seconds
+        if len(self._stepped) == 1 and self.boundaries is not None and not self.batches_active():
+            self.boundaries.after_step(nothing_applied=attempt.result is UpdateResult.OVERFLOW)
+
+    def _emit(self, attempt: Attempt, numbers: dict[str, float | None]) -> None:
+        bad = any(numbers[name] for name in numbers if name.startswith("nonfinite."))
+        if bad and attempt.result is UpdateResult.APPLIED:
+            self._found_on_device(attempt, numbers)
+        if attempt.result is UpdateResult.APPLIED:
+            self.applied += 1
+            self._consecutive = 0
+        else:
+            self.skipped += 1
+        self._send(attempt.record(numbers, self.applied, self.skipped))
+
+    # ------------------------------------------------------------ the reflex
+
+    def _judge(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
+        """Measure the gradients that are about to be applied, and set them aside if they are not finite."""
+        found = attempt.measures.get(watched.name)
+        if found is None or (found.marks and list(found.marks) != watched.gradient_marks):
+            again = measure(watched, self._fused_scale(watched))
+            # A finite norm from before clipping stays the reported one; what was written since decides the reflex.
+            found = again if found is None else found._replace(nonfinite=again.nonfinite)
+        attempt.measures[watched.name] = found
+        if amp_overflow(watched.target):
+            attempt.result = UpdateResult.OVERFLOW
+            attempt.measures[watched.name] = found._replace(nonfinite=False, overflow=True)
+            return
+        if under_scaler(watched.target) or not self._reflex_allowed(watched):
+            return
+        if isinstance(found.nonfinite, Tensor):
+            self._judge_on_device(watched, attempt, found, found.nonfinite)
+        elif found.nonfinite:
+            self._skip(watched, attempt, found)
+
+    def _judge_on_device(self, watched: WatchedOptimizer, attempt: Attempt, found: Measure, flag: Tensor) -> None:
+        if self.settings.reflex.guard == "sync":
+            known = found._replace(nonfinite=bool(flag))
+            attempt.measures[watched.name] = known
+            if known.nonfinite:
+                self._skip(watched, attempt, known)
+        elif watched.fused_skip:
+            watched.skip_on_device(flag)
+
+    def _skip(self, watched: WatchedOptimizer, attempt: Attempt, found: Measure) -> None:
+        attempt.result = UpdateResult.REFLEX
+        norm = float(found.norm) if found.norm is not None else float("nan")
+        details = evidence(watched, self._names(), norm)
+        watched.set_aside()
+        self._report_reflex(attempt, Action.SKIP_UPDATE, details)
+
+    def _found_on_device(self, attempt: Attempt, numbers: dict[str, float | None]) -> None:
+        """The device said one step later that a gradient was not finite."""
+        if not self.acts or not self.settings.reflex.nonfinite_gradient:
+            return
+        norm = next((numbers[name] for name in numbers if name.startswith("norm.")), None)
+        details = {"grad_norm": norm, "guard": "deferred"}
+        fused = all(watched.fused_skip for watched in self.watched)
+        if fused:
+            attempt.result = UpdateResult.REFLEX
+            self._report_reflex(attempt, Action.SKIP_UPDATE, details)
+        elif self.boundaries is not None:
+            self._report_reflex(attempt, Action.ROLLBACK, details)
+            self.boundaries.undo(attempt.step)
+
+    def _report_reflex(self, attempt: Attempt, action: Action, details: dict[str, Any]) -> None:
+        self._consecutive += 1
+        self._send(
+            Reflex(
+                seq=0,
+                time=time.time(),
+                generation=attempt.generation,
+                step=attempt.step,
+                kind=Kind.NONFINITE_GRADIENT,
+                action=action,
+                outcome=Outcome.APPLIED,
+                consecutive=self._consecutive,
+                evidence=details,
+            )
+        )
+
+    def _reflex_allowed(self, watched: WatchedOptimizer) -> bool:
+        # One rank's shard may be bad alone; a local verdict would split the ranks.
+        return self.acts and self.settings.reflex.nonfinite_gradient and not watched.sharded
+
+    def _watched_closure(self, watched: WatchedOptimizer, attempt: Attempt, closure: Callable[..., Any]) -> Any:
+        """`step(closure)` makes its gradients inside: look after the first evaluation (O48)."""
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            self._evaluations += 1
+            loss = closure(*args, **kwargs)
+            self._after_evaluation(watched, attempt)
+            return loss
+
+        return evaluate
+
+    @shielded
+    def _after_evaluation(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
+        if attempt.result is UpdateResult.TURN:
+            watched.set_aside()
+            return
+        if self._evaluations == 1:
+            self._judge(watched, attempt)
+        else:
+            attempt.measures[watched.name] = measure(watched)
+
+    # ------------------------------------------------------------ who is meant
+
+    def _find(self, optimizer: Any) -> WatchedOptimizer | None:
+        return next((watched for watched in self.watched if watched.is_(optimizer)), None)
+
+    def _mark_parameters(self) -> None:
+        """Post-accumulate hooks on a few parameters tell which optimizer a backward touched (facts: 2.6 us each)."""
+        for number, watched in enumerate(self.watched):
+            trainable = [one for one in watched.parameters if one.requires_grad and one.is_leaf]
+            for parameter in {id(one): one for one in trainable[:1] + trainable[-1:]}.values():
+                touch = _Touch(self._touched, number)
+                self._markers.append(parameter.register_post_accumulate_grad_hook(touch))
+
+    def _concerns_us(self) -> bool:
+        """Did this backward reach our parameters? Until the markers have fired once, a lone Run takes every one."""
+        self._ever_touched = self._ever_touched or bool(self._touched)
+        return bool(self._touched) or (not self._ever_touched and len(interception.observers()) == 1)
+
+    def _attempt_of_backward(self) -> Attempt:
+        if self._in_step is not None and self._current is not None:
+            return self._current
+        if self._current is None or len(self.watched) == 1:
+            return self._gathering
+        waiting = [n for n, watched in enumerate(self.watched) if watched not in self._stepped]
+        return self._current if self._touched.intersection(waiting) else self._gathering
+
+    def _scale_of(self, attempt: Attempt) -> Any:
+        return attempt.scaler._scale if attempt.scaler is not None and attempt.scaler._enabled else None
+
+    def _carried_scale(self, watched: WatchedOptimizer, attempt: Attempt) -> Any:
+        """The loss scale that the gradients still carry when they are clipped; None after `unscale_`."""
+        scale = self._scale_of(attempt)
+        if scale is None:
+            return None
+        state = attempt.scaler._per_optimizer_states.get(id(watched.target))
+        return scale if state is None or state["stage"].name == "READY" else None
+
+    def _fused_scale(self, watched: WatchedOptimizer) -> Any:
+        return getattr(watched.target, "grad_scale", None)
+
+    @property
+    def live_scaler(self) -> Any:
+        """The GradScaler in use, None without one or when it is disabled."""
+        scaler = self.scaler() if self.scaler is not None else None
+        return scaler if scaler is not None and scaler._enabled else None
+
+    def _loss_scale(self) -> Value | None:
+        scale = getattr(self.live_scaler, "_scale", None)
+        return None if scale is None else plain(scale)
+
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self.subject.model.named_parameters()}
+
+
+class _Touch:
+    """A hook without a reference to the Run: parameters may outlive it, and may be pickled."""
+
+    __slots__ = ("_number", "_touched")
+
+    def __init__(self, touched: set[int], number: int) -> None:
+        self._touched = touched
+        self._number = number
+
+    def __call__(self, _parameter: Tensor) -> None:
+        self._touched.add(self._number)

@@ -1,0 +1,1 @@
+"""One file per signal that the loop can tell."""

@@ -1,0 +1,63 @@
+"""Measure gradients: the global L2 norm, and which of them are not finite."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """True for a DTensor: this rank holds a part of it, or a replica."""
+    return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds, as an ordinary dense tensor of values (sparse gradients coalesced)."""
+    mine = cast("Tensor", cast("Any", tensor).to_local()) if is_sharded(tensor) else tensor
+    if mine.is_sparse:
+        # An uncoalesced gradient lists an index twice, and the norm of its values is wrong (pytorch/pytorch#4829).
+        mine = cast("Tensor", mine.coalesce().values())
+    return mine
+
+
+@torch.no_grad()
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """L2 norm over all of them as one vector, shape (), float64, on the first gradient's device. Mutates nothing.
+
+    The norms of the parts are combined in float64; a part itself overflows float32 beyond 1.8e19 an element, for
+    which `exact_norm` is the second look.
+    """
+    parts: list[Tensor] = []
+    dense = [local(gradient) for gradient in gradients]
+    for low in (False, True):
+        some = [tensor for tensor in dense if (tensor.dtype in LOW_PRECISION) is low and tensor.numel()]
+        if some:
+            parts.extend(torch._foreach_norm(some, 2, torch.float32) if low else torch._foreach_norm(some, 2))
+    if not parts:
+        return torch.zeros((), dtype=torch.float64)
+    device = parts[0].device
+    return torch.linalg.vector_norm(torch.stack([part.to(device, torch.float64) for part in parts]))
+
+
+@torch.no_grad()
+def exact_norm(gradients: Sequence[Tensor]) -> float:
+    """The same in float64 throughout: finite whenever every gradient is. For the rare second look."""
+    total = 0.0
+    for gradient in gradients:
+        mine = local(gradient).double()
+        largest = float(mine.abs().max()) if mine.numel() else 0.0
+        if not math.isfinite(largest):
+            return math.nan if bool(torch.isnan(mine).any()) else math.inf
+        if largest > 0.0:
+            total = math.hypot(total, largest * float(torch.linalg.vector_norm(mine / largest)))
+    return total
+
+
+@torch.no_grad()
+def nonfinite_among(gradients: Sequence[Tensor]) -> list[int]:
+    """Positions of the gradients that hold a NaN or an infinity."""
+    return [place for place, gradient in enumerate(gradients) if not bool(torch.isfinite(local(gradient)).all())]

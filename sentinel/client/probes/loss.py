@@ -1,0 +1,106 @@
+"""Take the loss of an attempt from the scalars that backward starts at, or from what the loop reports."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Set on the tensor that GradScaler.scale returns, so that the root's unscaled value is had exactly.
+UNSCALED = "_sentinel_unscaled"
+SCALED_BY = "_sentinel_scaled_by"
+
+Value = float | Tensor  # a float, or a tensor of shape () on a device that must not be synced
+
+
+class Objective:
+    """The sum of the scalar backward roots since the last attempt, unscaled."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.total: Value = 0.0
+        self.count = 0
+
+    def add(self, root: Tensor, scale: Tensor | None) -> None:
+        """`root` is one that backward started at; `scale` divides it when its unscaled value is not known."""
+        unscaled = getattr(root, UNSCALED, None)
+        value = (root if unscaled is None else unscaled).detach()
+        if unscaled is None and scale is not None:
+            value = value / scale.to(value.device)
+        self.total = self.total + plain(value)
+        self.count += 1
+
+    @property
+    def value(self) -> Value | None:
+        return self.total if self.count else None
+
+
+class Reported:
+    """What the loop said of one attempt: the weighted mean of its losses, the sums of the rest."""
+
+    __slots__ = ("loss_total", "loss_weight", "others", "samples", "tokens")
+
+    def __init__(self) -> None:
+        self.loss_total: Value | None = None
+        self.loss_weight = 0.0
+        self.tokens: Value | None = None
+        self.samples: Value | None = None
+        self.others: dict[str, Value] = {}
+
+    def add(self, loss: Any, tokens: Any, samples: Any, others: dict[str, Any]) -> None:
+        tokens_value, samples_value = _scalar("tokens", tokens), _scalar("samples", samples)
+        if loss is not None:
+            amount = next((part for part in (tokens_value, samples_value) if isinstance(part, float)), 1.0)
+            weighted = _scalar("loss", loss) * amount  # type: ignore[operator]
+            self.loss_total = weighted if self.loss_total is None else self.loss_total + weighted
+            self.loss_weight += amount
+        self.tokens = _sum(self.tokens, tokens_value)
+        self.samples = _sum(self.samples, samples_value)
+        for name, value in others.items():
+            number = _scalar(name, value)
+            if number is not None:
+                self.others[name] = number
+
+    @property
+    def loss(self) -> Value | None:
+        if self.loss_total is None or not self.loss_weight:
+            return None
+        return self.loss_total / self.loss_weight
+
+
+def scalar_roots(outputs: Sequence[Any]) -> list[Tensor]:
+    """The one-element floating tensors among what backward was called on."""
+    return [
+        output
+        for output in outputs
+        if isinstance(output, Tensor) and output.numel() == 1 and output.is_floating_point()
+    ]
+
+
+def plain(value: Tensor) -> Value:
+    """A float where reading costs nothing (CPU); else a detached tensor of shape (), never synced here."""
+    if value.device.type == "cpu":
+        return float(value)
+    return value.detach().reshape(()).float()
+
+
+def _scalar(name: str, value: Any) -> Value | None:
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"run.report({name}=...) got a tensor of shape {tuple(value.shape)}; one number is wanted"
+            )
+        if hasattr(value, "to_local"):
+            value = value.to_local()
+        with torch.no_grad():
+            return plain(value.detach())
+    return float(value)
+
+
+def _sum(total: Value | None, value: Value | None) -> Value | None:
+    if value is None:
+        return total
+    return value if total is None else total + value

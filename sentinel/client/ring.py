@@ -1,0 +1,270 @@
+"""Keep verified copies of the state in memory: which to take, which to keep, which may be returned to."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sentinel.client.probes.host import available_bytes
+from sentinel.client.state import Pool, State, capture, live_tensors, restore
+from sentinel.client.subject import Subject
+from sentinel.client.verify import digest, first_nonfinite
+from sentinel.config import SnapshotSettings
+from sentinel.records import SnapshotNote
+from sentinel.vocabulary import Quality
+
+BASE = "attach"  # program point of the state at attach, or right after the user's own load
+NEVER = 1 << 62
+
+
+class Counters(NamedTuple):
+    """What the Run itself must put back."""
+
+    step: int
+    applied: int
+    skipped: int
+    data_position: int
+
+
+class Snapshot(NamedTuple):
+    step: int
+    generation: int
+    program_point: str  # "batches", "step" or BASE: where it was taken and must be restored
+    quality: Quality
+    reason: str
+    state: State
+    counters: Counters
+    digest: str
+    seconds: float
+    pinned: bool = False
+
+
+class Ring:
+    """Snapshots of one Run, oldest first. Used by the loop's thread only; `note` tells the daemon."""
+
+    def __init__(
+        self,
+        settings: SnapshotSettings,
+        subject: Subject,
+        note: Callable[[SnapshotNote], object],
+        local_ranks: int = 1,
+    ) -> None:
+        self._settings = settings
+        self._subject = subject
+        self._note = note
+        self._pool = Pool()
+        self._budget_bytes = int(available_bytes() * settings.memory_ratio / max(1, local_ranks))
+        self._infinite_buffers: list[str] = []
+        self._cost_seconds = 0.0
+        self._trouble_step = -1
+        self.snapshots: list[Snapshot] = []
+        self.capacity = settings.slots
+        self.next_step = NEVER  # set by the first one; the loop compares one integer a step
+        self.step_seconds = 0.0
+        self.wants_base = settings.enabled  # the state at attach, or after the user's own load, is still to be copied
+        self.unavailable = ""  # why there can be no snapshot at all
+
+    def observe_step(self, seconds: float) -> None:
+        """Learn how long a step takes, for the cadence."""
+        self.step_seconds = seconds if not self.step_seconds else 0.9 * self.step_seconds + 0.1 * seconds
+
+    def take(self, scaler: Any, generation: int, program_point: str, counters: Counters) -> None:
+        """Copy the state as it is now, if there is room; judge it; plan the next one."""
+        self.wants_base = False
+        self.promote(counters.step)
+        if not self._make_room():
+            self.next_step = counters.step + self._settings.min_steps
+            return
+        started = time.perf_counter()
+        live = live_tensors(self._subject)
+        if program_point == BASE and not self._fits(live):
+            return
+        bad = first_nonfinite(live, self._exempt(live, program_point))
+        if bad:
+            self._refuse(generation, program_point, counters.step, bad, time.perf_counter() - started)
+            return
+        state = capture(self._subject, scaler, self._pool)
+        seconds = time.perf_counter() - started
+        quality, reason = (Quality.GOOD, "state at attach") if program_point == BASE else (Quality.PENDING, "new")
+        taken = Snapshot(
+            counters.step, generation, program_point, quality, reason, state, counters, digest(live), seconds
+        )
+        seconds = time.perf_counter() - started
+        self._cost_seconds = seconds if program_point == BASE else 0.5 * self._cost_seconds + 0.5 * seconds
+        self.snapshots.append(taken._replace(seconds=seconds))
+        self._tell(self.snapshots[-1])
+        self.next_step = counters.step + self.every_steps
+
+    @property
+    def every_steps(self) -> int:
+        """Distance to the next snapshot: fixed by the settings, or such that the cost stays in its share."""
+        if self._settings.every_steps:
+            return self._settings.every_steps
+        if not self.step_seconds:
+            return self._settings.min_steps
+        wanted = self._cost_seconds / (self._settings.cost_ratio * self.step_seconds)
+        return max(self._settings.min_steps, int(wanted) + 1)
+
+    def trouble(self, step: int) -> None:
+        """Something was wrong at this step: clean steps are counted anew from here."""
+        self._trouble_step = max(self._trouble_step, step)
+
+    def promote(self, step: int) -> None:
+        """PENDING becomes GOOD after `good_after_steps` clean steps."""
+        for place, one in enumerate(self.snapshots):
+            clean = step - max(one.step, self._trouble_step)
+            if one.quality is Quality.PENDING and clean >= self._settings.good_after_steps:
+                self._change(place, Quality.GOOD, f"{clean} clean steps")
+
+    def mark(self, since_step: int, *, clear: bool) -> None:
+        """An incident: what was taken at or after `since_step` is SUSPECT, the newest GOOD is pinned. Or its end."""
+        for place, one in enumerate(self.snapshots):
+            if clear and one.quality is Quality.SUSPECT:
+                self._change(place, Quality.PENDING, "the incident ended by itself")
+            elif not clear and one.step >= since_step and one.quality in {Quality.GOOD, Quality.PENDING}:
+                self._change(place, Quality.SUSPECT, f"an incident began at step {since_step}")
+        good = [place for place, one in enumerate(self.snapshots) if one.quality is Quality.GOOD]
+        for place, one in enumerate(self.snapshots):
+            pinned = not clear and bool(good) and place == good[-1]
+            if one.pinned is not pinned:
+                self.snapshots[place] = one._replace(pinned=pinned)
+
+    def candidates(self, program_point: str) -> list[tuple[int, Quality, str]]:
+        """What a turn at this program point may return to, newest first."""
+        fitting = [one for one in self.snapshots if one.program_point in {program_point, BASE}]
+        return [(one.step, one.quality, one.digest) for one in reversed(fitting) if one.quality is not Quality.BAD]
+
+    def restore(self, target_step: int, program_point: str, scaler: Any) -> Snapshot | None:
+        """Put the state of `target_step` back, or of the next older one if that fails its check; None if all fail."""
+        fitting = [one for one in self.snapshots if one.program_point in {program_point, BASE}]
+        for one in sorted(fitting, key=lambda snapshot: -snapshot.step):
+            if one.step > target_step or one.quality is Quality.BAD:
+                continue
+            if one.step < target_step and one.quality is not Quality.GOOD:
+                continue
+            restore(one.state, self._subject, scaler)
+            if digest(live_tensors(self._subject)) == one.digest:
+                return one
+            self._change(self.snapshots.index(one), Quality.BAD, "its digest no longer matches")
+        return None
+
+    def rolled_back(self, snapshot: Snapshot) -> None:
+        """What is newer than the restored snapshot is history."""
+        for one in [other for other in self.snapshots if other.step > snapshot.step]:
+            self._drop(one, "newer than the snapshot that was returned to")
+        self._trouble_step = min(self._trouble_step, snapshot.step)
+        self.next_step = snapshot.step + self.every_steps
+
+    def invalidate(self, reason: str) -> None:
+        """All older snapshots are of another state; the next boundary takes a new base."""
+        for place in reversed(range(len(self.snapshots))):
+            self._change(place, Quality.BAD, reason)
+            self._drop(self.snapshots[place], reason)
+        self.wants_base = self._settings.enabled and not self.unavailable
+
+    def clear(self) -> None:
+        self.snapshots.clear()
+        self._pool.clear()
+        self.next_step = NEVER
+
+    @property
+    def oldest_position(self) -> int | None:
+        return self.snapshots[0].counters.data_position if self.snapshots else None
+
+    def _fits(self, live: dict[str, Any]) -> bool:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in live.values())
+        # Adam adds two moments to every parameter at its first step, which the state at attach does not show yet.
+        full = 3 * size if not any(name.startswith("optimizer.0") for name in live) else size
+        self.capacity = min(self._settings.slots, self._budget_bytes // max(1, full))
+        if self.capacity >= 2:
+            return True
+        self.unavailable = (
+            f"two snapshots of about {full / 2**20:.0f} MiB do not fit the {self._budget_bytes / 2**20:.0f} MiB "
+            "that snapshot.memory_ratio leaves; no rollback"
+        )
+        self.next_step = NEVER
+        return False
+
+    def _exempt(self, live: dict[str, Any], program_point: str) -> list[str]:
+        if program_point == BASE:
+            buffers = {name for name, _ in self._subject.model.named_buffers()}
+            self._infinite_buffers = [
+                name for name in buffers if name in live and first_nonfinite({name: live[name]})
+            ]
+        return self._infinite_buffers
+
+    def _make_room(self) -> bool:
+        """Drop snapshots until one more fits: never the newest GOOD, the oldest PENDING, a pinned or the last one."""
+        while len(self.snapshots) >= self.capacity:
+            victim = self._victim()
+            if victim is None:
+                return False
+            self._drop(victim, "made room")
+        return True
+
+    def _victim(self) -> Snapshot | None:
+        bad = next((one for one in self.snapshots if one.quality is Quality.BAD), None)
+        if bad is not None:
+            return bad
+        good = [one for one in self.snapshots if one.quality is Quality.GOOD]
+        pending = [one for one in self.snapshots if one.quality is Quality.PENDING]
+        kept = {id(one) for one in (*good[-1:], *pending[:1], self.snapshots[-1])}
+        now = self.snapshots[-1].step + 1
+        best, least = None, float("inf")
+        for place, one in enumerate(self.snapshots):
+            if id(one) in kept or one.pinned:
+                continue
+            newer = self.snapshots[place + 1].step
+            older = self.snapshots[place - 1].step if place else 2 * one.step - newer
+            # A small hole relative to its age is missed least: what stays is spaced 1x, 4x, 16x ...
+            hole = (newer - older) / (now - one.step)
+            if hole < least:
+                best, least = one, hole
+        return best
+
+    def _drop(self, one: Snapshot, why: str) -> None:
+        self.snapshots.remove(one)
+        self._pool.give(one.state)
+        self._tell(one._replace(reason=why), kept=False)
+
+    def _change(self, place: int, quality: Quality, reason: str) -> None:
+        self.snapshots[place] = self.snapshots[place]._replace(quality=quality, reason=reason)
+        self._tell(self.snapshots[place])
+
+    def _refuse(self, generation: int, program_point: str, step: int, bad: str, seconds: float) -> None:
+        self.trouble(step)
+        self.next_step = step + self._settings.min_steps
+        self._note(
+            SnapshotNote(
+                0,
+                time.time(),
+                generation,
+                step,
+                "ram",
+                Quality.BAD,
+                False,
+                bad,
+                program_point,
+                0,
+                seconds,
+                kept=False,
+            )
+        )
+
+    def _tell(self, one: Snapshot, *, kept: bool = True) -> None:
+        self._note(
+            SnapshotNote(
+                seq=0,
+                time=time.time(),
+                generation=one.generation,
+                step=one.step,
+                tier="ram",
+                quality=one.quality,
+                verified=one.quality is not Quality.BAD,
+                reason=one.reason,
+                program_point=one.program_point,
+                size_bytes=one.state.size_bytes,
+                seconds=one.seconds,
+                digest=one.digest,
+                kept=kept,
+            )
+        )

@@ -1,0 +1,313 @@
+"""A Run: what `sentinel.attach` returns, and the only object of ours that a training loop touches."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from sentinel.client import interception
+from sentinel.client.data import Cursor
+from sentinel.client.inbox import Inbox
+from sentinel.client.link import Link
+from sentinel.client.loop import Loop
+from sentinel.client.outbox import Outbox
+from sentinel.client.ring import Ring
+from sentinel.client.shield import FAILURES_BEFORE_OFF, describe
+from sentinel.client.subject import Subject
+from sentinel.client.turns import BATCHES, STEP, Turns
+from sentinel.client.voice import say
+from sentinel.config import Settings
+from sentinel.records import (
+    Command,
+    Heartbeat,
+    Mark,
+    PhaseNote,
+    Roster,
+    RunEnd,
+    Trouble,
+    Welcome,
+    Word,
+)
+from sentinel.vocabulary import Action, Mode, Quality, Reason, UpdateResult
+
+Batch = TypeVar("Batch")
+
+CLOSE_SECONDS = 1.5  # most that the end of training waits for the daemon
+TURNS = (Action.ROLLBACK, Action.PAUSE, Action.STOP)  # what this version can carry out in the loop
+
+
+class Run:
+    """One attached model. Made by `sentinel.attach`; after that nothing here raises into the loop.
+
+    Members: `step` (update attempts so far), `run_id`, `url` (of the daemon, "" until it is known), `mode`.
+    """
+
+    def __init__(self, run_id: str, mode: Mode, step: int) -> None:
+        """For `attach` and for mode "off", in which a Run does nothing and counts nothing."""
+        self.run_id = run_id
+        self.mode = mode
+        self.url = ""
+        self.detached = False
+        self._first_step = step
+
+    @property
+    def step(self) -> int:
+        """Update attempts so far; goes back with a rollback."""
+        return self._first_step
+
+    def report(self, *, loss: Any = None, tokens: Any = None, samples: Any = None, **others: Any) -> None:
+        """Say what the loop knows about the attempt whose backward ran last, before or after `optimizer.step()`.
+
+        `loss`: a number or a tensor of one element (never synced); several calls in one attempt give the mean,
+        weighted by `tokens` or `samples` where given. Other keywords are stored by name.
+        """
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """One pass over `loader` that can be rewound, and can skip. Raises MisuseError for a bare iterator."""
+        return iter(loader)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """`with run.phase("eval"):` -- a stall in here is not a hang, and no turn happens."""
+        del name
+        yield
+
+    def detach(self) -> None:
+        """End the Run: say so to the daemon, leave no hook, thread, socket or file behind. May be called twice."""
+        self.detached = True
+
+
+class AttachedRun(Run):
+    """The Run of modes "protect" and "observe"."""
+
+    def __init__(
+        self, run_id: str, mode: Mode, *, loop: Loop, ring: Ring, outbox: Outbox, settings: Settings, world_size: int
+    ) -> None:
+        super().__init__(run_id, mode, loop.step)
+        self._loop = loop
+        self._ring = ring
+        self._outbox = outbox
+        self._settings = settings
+        self._world_size = world_size
+        self._cursor = Cursor(settings.data.tape_bytes)
+        self._inbox = Inbox(run_id, outbox.push, self._position, self._candidates, self._refusal)
+        self._turns = Turns(loop, ring, self._cursor, self._inbox, settings)
+        self._link: Link | None = None
+        self._failures = 0
+        self._marks: list[Mark] = []
+        self._ending = threading.Lock()
+        loop.acts = mode is Mode.PROTECT and world_size == 1
+        loop.boundaries = self._turns
+        loop.on_failure = self._failed
+        loop.data_position = self._data_position
+        loop.batches_active = lambda: self._cursor.active
+        loop.step_ended = self._step_ended
+
+    @property
+    def step(self) -> int:
+        return self._loop.step
+
+    @property
+    def subject(self) -> Subject:
+        return self._loop.subject
+
+    def begin(self, link: Link) -> None:
+        """Called once by `attach`: from here on the loop is watched."""
+        self._link = link
+        self._loop.hook()
+        interception.add(self._loop)
+        link.start()
+
+    # ------------------------------------------------------------ for the loop
+
+    def report(self, *, loss: Any = None, tokens: Any = None, samples: Any = None, **others: Any) -> None:
+        self._loop.report(loss, tokens, samples, others)
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        if self.detached or self._loop.dead or self._cursor.active:
+            return iter(loader)
+        self._cursor.source = self._cursor.open(loader)
+        self._cursor.active = True
+        return self._pass()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        loop, started = self._loop, time.perf_counter()
+        before, loop.phase = loop.phase, str(name)
+        self._note_phase(str(name), entered=True)
+        try:
+            yield
+        finally:
+            loop.phase = before
+            loop.pause_seconds += time.perf_counter() - started
+            self._note_phase(str(name), entered=False)
+
+    def detach(self) -> None:
+        self.end("completed", "")
+
+    def end(self, status: str, error: str) -> None:
+        """Detach and say how the run ended. From any thread; the second call does nothing."""
+        with self._ending:
+            if self.detached:
+                return
+            self.detached = True
+        self._inbox.closed = True
+        self._inbox.lost()
+        interception.remove(self._loop)
+        self._quietly(self._loop.unhook)
+        self._quietly(self._loop.finish)
+        if self._turns.stopped:
+            error = f"stopped: {self._turns.stopped}"
+        loop = self._loop
+        self._outbox.push(RunEnd(0, time.time(), loop.generation, loop.step, status, error))
+        loop.dead = True
+        if self._link is not None:
+            self._link.close(CLOSE_SECONDS)
+        self._ring.clear()
+        self._cursor.source = None
+
+    def abandon(self) -> None:
+        """In a forked child: everything here is the parent's business."""
+        self.detached = True
+        self._loop.dead = True
+        if self._link is not None:
+            self._link.abandon()
+
+    # ------------------------------------------------------------ for the link's thread
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        self.url = welcome.url
+        self._inbox.attempt = welcome.attempt
+        self._allow(welcome.may_act)
+
+    def on_roster(self, roster: Roster) -> None:
+        self._world_size = max(self._world_size, roster.world_size)
+        self._allow(roster.may_act)
+
+    def on_command(self, command: Command) -> None:
+        self._inbox.command(command)
+
+    def on_word(self, word: Word) -> None:
+        self._inbox.word(word)
+
+    def on_mark(self, mark: Mark) -> None:
+        self._marks.append(mark)  # the ring belongs to the loop's thread
+
+    def on_lost(self) -> None:
+        self._inbox.lost()
+
+    def on_trouble(self, what: str, text: str) -> None:
+        say(f"{text} (training goes on)")
+        self._outbox.push(Trouble(0, time.time(), self._loop.step, what, text))
+
+    def heartbeat(self) -> Heartbeat:
+        loop = self._loop
+        if loop.subject.gone:
+            # Cannot close the link from its own thread.
+            threading.Thread(target=self.end, args=("completed", ""), name="sentinel-end", daemon=True).start()
+        return Heartbeat(
+            time.time(), loop.step, loop.phase, self._outbox.last_seq, dict(self._outbox.dropped), loop.hook_seconds
+        )
+
+    # ------------------------------------------------------------ inner life
+
+    def _pass(self) -> Iterator[Any]:
+        cursor, loop = self._cursor, self._loop
+        source = cursor.source
+        assert source is not None
+        try:
+            while self._at_top():
+                started = time.perf_counter()
+                try:
+                    entry, batch = source.next()
+                except StopIteration:
+                    return
+                loop.waited_for_data(time.perf_counter() - started)
+                cursor.hand_out(entry)
+                yield batch
+        finally:
+            source.close()
+            cursor.active = False
+
+    def _at_top(self) -> bool:
+        """True to go on. Shielded like every other way from the loop into us."""
+        loop = self._loop
+        if loop.dead:
+            return True
+        started = time.perf_counter()
+        try:
+            return self._turns.top_of_batches()
+        except Exception as error:  # noqa: BLE001 -- part of the same boundary as `shielded`
+            self._failed("batches", error)
+            return True
+        finally:
+            loop.hook_seconds += time.perf_counter() - started
+
+    def _step_ended(self, step: int, seconds: float | None, result: UpdateResult) -> None:
+        self._cursor.step_done(step)
+        if result is UpdateResult.REFLEX:
+            self._ring.trouble(step)
+        if seconds is not None:
+            self._ring.observe_step(seconds)
+        while self._marks:
+            mark = self._marks.pop(0)
+            if mark.generation == self._loop.generation:
+                self._ring.trouble(step)
+                self._ring.mark(mark.since_step, clear=mark.clear)
+        self._ring.promote(step)
+
+    def _allow(self, may_act: bool) -> None:
+        self._loop.acts = may_act and self.mode is Mode.PROTECT
+
+    def _data_position(self) -> int | None:
+        return self._cursor.position or None
+
+    def _position(self) -> tuple[int, int, str]:
+        loop = self._loop
+        phase = "train" if loop.phase == "paused" else loop.phase
+        return loop.generation, loop.step, phase
+
+    def _candidates(self) -> list[tuple[int, Quality, str]]:
+        return self._ring.candidates(BATCHES if self._cursor.active else STEP)
+
+    def _refusal(self, command: Command) -> Reason:
+        if command.action not in TURNS:
+            return Reason.LOOP_CANNOT
+        if self.mode is not Mode.PROTECT:
+            return Reason.OBSERVE_MODE
+        if self._world_size > 1:
+            return Reason.SEVERAL_RANKS
+        if self._link is not None and not self._link.record_kept:
+            return Reason.NO_RECORD
+        if command.action is Action.ROLLBACK and not self._candidates():
+            return Reason.NO_SNAPSHOT
+        return Reason.OK
+
+    def _note_phase(self, name: str, *, entered: bool) -> None:
+        if not self._loop.dead:
+            self._outbox.push(PhaseNote(0, time.time(), self._loop.step, name, entered))
+
+    def _failed(self, where: str, error: Exception) -> None:
+        """One of our own errors, kept out of the loop. After too many the Run goes silent."""
+        self._failures += 1
+        if self._failures == 1:
+            say(f"internal error in {where}: {describe(error)} (training goes on)")
+        if self._failures <= FAILURES_BEFORE_OFF:
+            self._outbox.push(Trouble(0, time.time(), self._loop.step, "probe", f"{where}: {describe(error)}"))
+        if self._failures == FAILURES_BEFORE_OFF:
+            say(f"{FAILURES_BEFORE_OFF} internal errors: this run is not watched any longer (training goes on)")
+            self._loop.dead = True
+
+    def _quietly(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 -- the end of a run must not end the loop
+            self._failed("detach", error)
+
+
+def exit_status() -> tuple[str, str]:
+    """How this process is ending, as an atexit hook sees it: an uncaught exception leaves its trace in sys."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return ("failed", describe(error)) if error is not None else ("completed", "")

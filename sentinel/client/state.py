@@ -1,0 +1,212 @@
+"""Copy the whole training state out of its objects, and put it back in place.
+
+Nothing here allocates on a device, syncs it, or hands torch a tensor that it could later write to:
+`Optimizer.load_state_dict` keeps the tensors it is given (pytorch/pytorch#196083), so it is never called.
+"""
+
+import copy
+import random
+import sys
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sentinel.client.subject import Subject
+
+
+class Slot(NamedTuple):
+    """Stands for a tensor inside a copied structure; the bytes are in `State.tensors` under this name."""
+
+    name: str
+
+
+class State(NamedTuple):
+    """One copy. Tensors are on the CPU (pinned for a CUDA model), everything else is plain Python."""
+
+    tensors: dict[str, Tensor]
+    optimizers: list[tuple[list[dict[str, Any]], dict[int, Any]]]  # param groups; state by place of the parameter
+    extras: dict[str, Any]
+    scaler: bool  # the GradScaler had a scale (they are made at its first use)
+    rng: dict[str, Any]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+class Pool:
+    """Buffers of dropped snapshots, used again for the next: a steady ring allocates nothing."""
+
+    def __init__(self) -> None:
+        self._free: defaultdict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
+
+    def take(self, live: Tensor) -> Tensor:
+        pinned = live.device.type == "cuda"
+        spare = self._free[tuple(live.shape), live.dtype, pinned]
+        return spare.pop() if spare else torch.empty(live.shape, dtype=live.dtype, pin_memory=pinned)
+
+    def give(self, state: State) -> None:
+        for tensor in state.tensors.values():
+            self._free[tuple(tensor.shape), tensor.dtype, tensor.is_pinned()].append(tensor)
+
+    def clear(self) -> None:
+        self._free.clear()
+
+
+def live_tensors(subject: Subject) -> dict[str, Tensor]:
+    """Parameters, buffers and optimizer state by name, as they are now: this rank's part of sharded ones."""
+    found = {name: _mine(tensor) for name, tensor in subject.tensors()}
+    for number, optimizer in enumerate(subject.optimizers):
+        for place, parameter in enumerate(_parameters(optimizer)):
+            _flatten(optimizer.state.get(parameter, {}), f"optimizer.{number}.{place}", found)
+    return found
+
+
+@torch.no_grad()
+def capture(subject: Subject, scaler: Any, pool: Pool) -> State:
+    """Copy everything. On CUDA the copies are queued on the current stream and the host does not wait."""
+    live = {name: _mine(tensor) for name, tensor in subject.tensors()}
+    optimizers = []
+    for number, optimizer in enumerate(subject.optimizers):
+        groups = [
+            _flatten(_hyperparameters(group), f"groups.{number}.{at}", live)
+            for at, group in enumerate(optimizer.param_groups)
+        ]
+        states = {
+            place: _flatten(optimizer.state[parameter], f"optimizer.{number}.{place}", live)
+            for place, parameter in enumerate(_parameters(optimizer))
+            if parameter in optimizer.state
+        }
+        optimizers.append((groups, states))
+    extras = {
+        extra.name: _flatten(target.state_dict(), extra.name, live)
+        for extra in subject.extras
+        if (target := extra.handle()) is not None and not isinstance(target, nn.Module)
+    }
+    has_scale = scaler is not None and scaler._scale is not None
+    if has_scale:
+        live |= {"scaler.scale": scaler._scale, "scaler.growth": scaler._growth_tracker}
+    tensors = {}
+    for name, tensor in live.items():
+        tensors[name] = pool.take(tensor)
+        tensors[name].copy_(tensor.detach(), non_blocking=True)
+    return State(tensors, optimizers, extras, has_scale, rng_state())
+
+
+@torch.no_grad()
+def restore(state: State, subject: Subject, scaler: Any) -> None:
+    """Write everything back into the same objects. The state itself is not aliased and can be restored again."""
+    for name, tensor in subject.tensors():
+        if name in state.tensors:
+            _mine(tensor).copy_(state.tensors[name])
+    for optimizer, saved in zip(subject.optimizers, state.optimizers, strict=True):
+        _restore_optimizer(optimizer, *saved, state.tensors)
+    for extra in subject.extras:
+        target = extra.handle()
+        if target is not None and extra.name in state.extras:
+            target.load_state_dict(_rebuilt(state.extras[extra.name], None, state.tensors))
+    if scaler is not None:
+        _restore_scaler(scaler, state)
+    set_rng_state(state.rng)
+
+
+def rng_state() -> dict[str, Any]:
+    """Python's, NumPy's if it is in use, torch's CPU generator and that of every CUDA device in use."""
+    found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        found["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["cuda"] = torch.cuda.get_rng_state_all()
+    return found
+
+
+def set_rng_state(saved: dict[str, Any]) -> None:
+    random.setstate(saved["python"])
+    torch.set_rng_state(saved["torch"])
+    if "numpy" in saved and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(saved["numpy"])
+    if "cuda" in saved:
+        torch.cuda.set_rng_state_all(saved["cuda"])
+
+
+def _restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    groups: list[dict[str, Any]],
+    states: dict[int, Any],
+    tensors: dict[str, Tensor],
+) -> None:
+    for group, saved in zip(optimizer.param_groups, groups, strict=False):
+        for key, value in saved.items():
+            group[key] = _rebuilt(value, group.get(key), tensors)
+    for place, parameter in enumerate(_parameters(optimizer)):
+        if place in states:
+            optimizer.state[parameter] = _rebuilt(states[place], optimizer.state.get(parameter), tensors)
+        else:  # created after the snapshot
+            optimizer.state.pop(parameter, None)
+
+
+def _restore_scaler(scaler: Any, state: State) -> None:
+    if scaler._scale is not None:
+        if state.scaler:
+            scaler._scale.copy_(state.tensors["scaler.scale"])
+            scaler._growth_tracker.copy_(state.tensors["scaler.growth"])
+        else:  # the snapshot is older than the scaler's first use
+            scaler._scale.fill_(scaler._init_scale)
+            scaler._growth_tracker.fill_(scaler._init_growth_tracker)
+    # The `update` that follows must not punish the overflow that was rolled back.
+    for per_optimizer in scaler._per_optimizer_states.values():
+        for found in per_optimizer["found_inf_per_device"].values():
+            found.zero_()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _mine(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The structure with a Slot for each tensor, which goes into `tensors`; the rest is copied."""
+    if isinstance(value, Tensor):
+        tensors[path] = _mine(value)
+        return Slot(path)
+    if isinstance(value, dict):
+        return {key: _flatten(item, f"{path}.{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(_flatten(item, f"{path}.{place}", tensors) for place, item in enumerate(value))
+    return value if _is_plain(value) else copy.deepcopy(value)
+
+
+def _rebuilt(saved: Any, current: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `_flatten`; tensors are written into `current`'s where they fit, so that no alias breaks."""
+    if isinstance(saved, Slot):
+        return _rebuilt_tensor(tensors[saved.name], current)
+    if isinstance(saved, dict):
+        inner = current if isinstance(current, dict) else {}
+        return {key: _rebuilt(item, inner.get(key), tensors) for key, item in saved.items()}
+    if isinstance(saved, list | tuple) and not hasattr(saved, "_fields"):
+        # Lists (LBFGS history) grow and shift: their tensors are not matched by place.
+        return type(saved)(_rebuilt(item, None, tensors) for item in saved)
+    return saved if _is_plain(saved) else copy.deepcopy(saved)
+
+
+def _rebuilt_tensor(copied: Tensor, current: Any) -> Tensor:
+    if not isinstance(current, Tensor):
+        return copied.clone()
+    mine = _mine(current)
+    if mine.shape != copied.shape or mine.dtype != copied.dtype:
+        return copied.to(mine.device, copy=True)
+    mine.copy_(copied)
+    return current
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float, str, bytes)) or callable(value)

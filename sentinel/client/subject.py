@@ -1,0 +1,156 @@
+"""What a Run watches: the model, its optimizers and the other state. Held weakly, so that we keep nothing alive."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sentinel.errors import MisuseError
+
+
+class Extra(NamedTuple):
+    """A named object with state besides model and optimizer: scheduler, EMA, the user's own."""
+
+    name: str
+    handle: "Handle"
+
+
+class Handle:
+    """A weak reference where the object allows one, else a strong one."""
+
+    __slots__ = ("_reference", "_strong")
+
+    def __init__(self, target: Any) -> None:
+        self._strong: Any = None
+        try:
+            self._reference: weakref.ref[Any] | None = weakref.ref(target)
+        except TypeError:
+            self._reference = None
+            self._strong = target
+
+    def __call__(self) -> Any:
+        return self._strong if self._reference is None else self._reference()
+
+
+class Subject:
+    """Checked once, in `attach`; raises MisuseError there and never later."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        *,
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self.scaler = Handle(scaler) if scaler is not None else None
+        self.extras = [*_schedulers(scheduler), *_emas(ema), *_states(state)]
+        self.has_scheduler = scheduler is not None
+
+    @property
+    def gone(self) -> bool:
+        """True once the user has dropped the model or an optimizer."""
+        return self._model() is None or any(reference() is None for reference in self._optimizers)
+
+    @property
+    def model(self) -> nn.Module:
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the model is gone")
+        return model
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        alive = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        if len(alive) < len(self._optimizers):
+            raise ReferenceError("an optimizer is gone")
+        return alive
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters, buffers (persistent or not) and parameters that only an optimizer knows; each tensor once."""
+        seen: set[int] = set()
+        model = self.model
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+        for place, parameter in enumerate(_optimized(self.optimizers)):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"optimizer.parameter.{place}", parameter
+        for extra in self.extras:
+            target = extra.handle()
+            if isinstance(target, nn.Module):
+                for name, tensor in [*target.named_parameters(), *target.named_buffers()]:
+                    if id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        yield f"{extra.name}.{name}", tensor
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer whose `step` really runs, behind wrappers (`.optimizer` / `.optim`). Raises MisuseError."""
+    current, seen = optimizer, set()
+    while id(current) not in seen:
+        seen.add(id(current))
+        inner = getattr(current, "optimizer", None) or getattr(current, "optim", None)
+        if inner is None or not hasattr(inner, "param_groups"):
+            break
+        current = inner
+    if not isinstance(current, torch.optim.Optimizer):
+        raise MisuseError(
+            f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer, "
+            "a wrapper with .optimizer or .optim, or a list of them"
+        )
+    return current
+
+
+def check_shared(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Raise MisuseError unless every optimizer updates at least one parameter of the model."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    for place, optimizer in enumerate(optimizers):
+        parameters = _optimized([optimizer])
+        if not any(id(parameter) in mine for parameter in parameters):
+            which = f"optimizer {place} ({type(optimizer).__name__})" if len(optimizers) > 1 else "the optimizer"
+            raise MisuseError(
+                f"the model ({type(model).__name__}, {len(mine)} parameters) and {which} "
+                f"({len(parameters)} parameters) have no parameter in common; "
+                "build the optimizer from this model's parameters, after moving or wrapping it, and attach both"
+            )
+
+
+def _optimized(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
+    return [
+        parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+    ]
+
+
+def _schedulers(scheduler: Any) -> list[Extra]:
+    if scheduler is None:
+        return []
+    several = list(scheduler) if isinstance(scheduler, list | tuple) else [scheduler]
+    names = ["scheduler"] if len(several) == 1 else [f"scheduler.{place}" for place in range(len(several))]
+    return [Extra(name, Handle(_stateful(name, one))) for name, one in zip(names, several, strict=True)]
+
+
+def _emas(ema: Any) -> list[Extra]:
+    return [] if ema is None else [Extra("ema", Handle(_stateful("ema", ema)))]
+
+
+def _states(state: Mapping[str, Any] | None) -> list[Extra]:
+    if state is None:
+        return []
+    if not isinstance(state, Mapping):
+        raise MisuseError(f"state is a {type(state).__name__}; it must be a dict of name -> object with state_dict")
+    return [Extra(f"state.{name}", Handle(_stateful(f"state[{name!r}]", one))) for name, one in state.items()]
+
+
+def _stateful(name: str, target: Any) -> Any:
+    if not (callable(getattr(target, "state_dict", None)) and callable(getattr(target, "load_state_dict", None))):
+        raise MisuseError(f"{name} is a {type(target).__name__}; it must have state_dict() and load_state_dict()")
+    return target
