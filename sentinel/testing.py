@@ -231,9 +231,9 @@ class FakeDaemon:
 
     def _read(self, connection: socket.socket) -> bytes:
         self._reading.wait()
-        if self._listener is None:
-            return b""
-        return connection.recv(65536)
+        data = connection.recv(65536)
+        self._reading.wait()  # paused meanwhile: what was read waits with the rest
+        return data if self._listener is not None else b""
 
     def _receive(self, connection: socket.socket, message: FromRank, nonce: str) -> str:
         with self._changed:

@@ -164,7 +164,7 @@ class Link:
             self._lose()
         for message in arrived:
             self._handle(message)
-        self._keeper.keep(self._welcomed, time.monotonic())
+        self._keeper.keep(self._connection is not None, time.monotonic())
         return self._finished(now)
 
     def _exchange(self, now: float) -> list[FromDaemon]:
