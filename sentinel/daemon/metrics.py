@@ -1,0 +1,205 @@
+"""What Prometheus sees: a custom collector over plain numbers, on a registry of its own."""
+
+import itertools
+import platform
+from collections.abc import Callable, Iterator
+
+import prometheus_client
+from prometheus_client.core import (
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+import sentinel
+from sentinel.daemon.connection import Rejected
+from sentinel.daemon.series import STEP_BUCKETS_SECONDS, RankSeries
+from sentinel.records import Incident, IncidentStatus
+from sentinel.vocabulary import Action, Kind, Outcome, Severity
+
+_RANK = ("run_id", "rank")
+_REMEMBERED = 4096  # ranks whose counters go on where they were if they come back
+_GAUGES = {
+    "loss": "Loss of the latest step.",
+    "grad_norm": "Global L2 norm of the gradients of the latest step, before clipping.",
+    "learning_rate": "Learning rate of the latest step.",
+    "loss_scale": "Scale of the gradient scaler.",
+    "step": "Number of the latest update attempt; falls when a run is rolled back.",
+    "generation": "How often the run's history was rewritten.",
+    "host_memory_bytes": "Unique memory of the process tree.",
+    "communication_wait_seconds": "Time the latest step waited for other ranks; absent where it is not known.",
+}
+
+
+class RunSeries:
+    """Counts of one run. Children exist at 0 before their first event, so that increase() sees it."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.info: dict[str, str] = {}
+        self.incidents = dict.fromkeys(itertools.product(Kind, Severity), 0)
+        self.open: dict[str, Kind] = {}
+        self.actions = dict.fromkeys(itertools.product(Action, Outcome), 0)
+
+
+class Metrics(Collector):
+    """Cheap to write from the event loop; rendered in another thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.rejected = dict.fromkeys(Rejected, 0)
+        self.sink_failures = {"detector": 0, "metrics": 0}
+        self.queued: Callable[[], int] = int
+        self.lag_seconds: Callable[[], float] = float
+        self.record_kept: Callable[[], bool] = lambda: True
+        self._ranks: dict[tuple[str, int], RankSeries] = {}
+        self._runs: dict[str, RunSeries] = {}
+
+    def rank(self, run_id: str, rank: int) -> RankSeries:
+        series = self._ranks.get((run_id, rank))
+        if series is None:
+            self._forget_oldest()
+            series = self._ranks[run_id, rank] = RankSeries(run_id, rank)
+        return series
+
+    def run(self, run_id: str) -> RunSeries:
+        series = self._runs.get(run_id)
+        if series is None:
+            series = self._runs[run_id] = RunSeries(run_id)
+        return series
+
+    def incident(self, incident: Incident) -> None:
+        run = self.run(incident.run_id)
+        if incident.status is not IncidentStatus.OPEN:
+            run.open.pop(incident.id, None)
+        elif incident.id not in run.open:
+            run.open[incident.id] = incident.kind
+            run.incidents[incident.kind, incident.severity] += 1
+
+    def action(self, run_id: str, action: Action, outcome: Outcome) -> None:
+        self.run(run_id).actions[action, outcome] += 1
+
+    def reject(self, reason: Rejected) -> None:
+        self.rejected[reason] += 1
+
+    def render(self) -> bytes:
+        """The text of /metrics."""
+        return prometheus_client.generate_latest(self.registry)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing to say before the first scrape; also keeps the registry from counting this as one."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape. A rank that has ended is shown once more, as down, and then no longer."""
+        ranks = [series for series in list(self._ranks.values()) if series.up or series.scrapes_since_end < 1]
+        shown = {series.labels[0] for series in ranks}
+        runs = [run for run in list(self._runs.values()) if run.run_id in shown]
+        yield from _of_ranks(ranks)
+        yield from _of_runs(runs)
+        yield from self._of_daemon()
+        for series in ranks:
+            if not series.up:
+                series.scrapes_since_end += 1
+
+    def _of_daemon(self) -> Iterator[Metric]:
+        rejected = CounterMetricFamily(
+            "sentinel_rejected_connections", "Connections closed by us.", labels=["reason"]
+        )
+        for reason, count in self.rejected.items():
+            rejected.add_metric([reason], count)
+        failures = CounterMetricFamily("sentinel_sink_failures", "Detectors and sinks that raised.", labels=["sink"])
+        for sink, count in self.sink_failures.items():
+            failures.add_metric([sink], count)
+        build = GaugeMetricFamily("sentinel_build_info", "This daemon.", labels=["version", "python"])
+        build.add_metric([sentinel.__version__, platform.python_version()], 1)
+        yield from (rejected, failures, build)
+        yield GaugeMetricFamily("sentinel_queue_entries", "Messages waiting for the database.", self.queued())
+        yield GaugeMetricFamily("sentinel_store_lag_seconds", "Age of the oldest of them.", self.lag_seconds())
+        yield GaugeMetricFamily("sentinel_record_kept", "1 while the database takes writes.", self.record_kept())
+
+    def _forget_oldest(self) -> None:
+        if len(self._ranks) < _REMEMBERED:
+            return
+        gone = next((key for key, series in self._ranks.items() if not series.up), None)
+        if gone is not None:
+            del self._ranks[gone]
+            if all(run_id != gone[0] for run_id, _ in self._ranks):
+                self._runs.pop(gone[0], None)
+
+
+def _of_ranks(ranks: list[RankSeries]) -> Iterator[Metric]:
+    for name, text in _GAUGES.items():
+        gauge = GaugeMetricFamily(f"sentinel_{name}", text, labels=_RANK)
+        for series in ranks:
+            value = series.gauges.get(name)
+            if value is not None:
+                gauge.add_metric(series.labels, value)
+        yield gauge
+    up = GaugeMetricFamily("sentinel_rank_up", "1 while the rank has not ended.", labels=_RANK)
+    hooks = CounterMetricFamily("sentinel_hook_seconds", "Time sentinel itself took in the loop.", labels=_RANK)
+    for series in ranks:
+        up.add_metric(series.labels, series.up)
+        hooks.add_metric(series.labels, series.hook_seconds)
+    yield from (up, hooks, _step_seconds(ranks))
+    yield _labelled(GaugeMetricFamily, "step_part_seconds", "Parts of the latest step.", "part", ranks, "parts")
+    yield _memory(ranks)
+    yield _labelled(
+        CounterMetricFamily, "updates", "Update attempts by what became of them.", "result", ranks, "updates"
+    )
+    yield _labelled(CounterMetricFamily, "nonfinite", "NaN and infinite values seen.", "what", ranks, "nonfinite")
+    yield _labelled(CounterMetricFamily, "records_dropped", "Records lost, all counted.", "reason", ranks, "dropped")
+
+
+def _labelled(
+    family: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    ranks: list[RankSeries],
+    attribute: str,
+) -> Metric:
+    made = family(f"sentinel_{name}", text, labels=(*_RANK, label))
+    for series in ranks:
+        for value, number in list(getattr(series, attribute).items()):
+            made.add_metric((*series.labels, str(value)), number)
+    return made
+
+
+def _step_seconds(ranks: list[RankSeries]) -> Metric:
+    histogram = HistogramMetricFamily("sentinel_step_seconds", "Time from update to update.", labels=_RANK)
+    bounds = [*(str(bound) for bound in STEP_BUCKETS_SECONDS), "+Inf"]
+    for series in ranks:
+        totals = itertools.accumulate(series.buckets)
+        histogram.add_metric(series.labels, list(zip(bounds, totals, strict=True)), series.step_seconds_sum)
+    return histogram
+
+
+def _memory(ranks: list[RankSeries]) -> Metric:
+    memory = GaugeMetricFamily("sentinel_memory_bytes", "Device memory.", labels=(*_RANK, "gpu", "kind"))
+    for series in ranks:
+        for kind, value in series.memory.items():
+            memory.add_metric((*series.labels, series.gpu, kind), value)
+    return memory
+
+
+def _of_runs(runs: list[RunSeries]) -> Iterator[Metric]:
+    total = CounterMetricFamily("sentinel_incidents", "Incidents opened.", labels=("run_id", "kind", "severity"))
+    held = GaugeMetricFamily("sentinel_incidents_open", "Incidents now open.", labels=("run_id", "kind"))
+    actions = CounterMetricFamily("sentinel_actions", "Decisions by outcome.", labels=("run_id", "action", "outcome"))
+    info = GaugeMetricFamily("sentinel_run_info", "What the run is.", labels=("run_id", "name", "mode", "world_size"))
+    for run in runs:
+        for (kind, severity), count in run.incidents.items():
+            total.add_metric((run.run_id, kind, severity), count)
+        open_kinds = list(run.open.values())
+        for kind in Kind:
+            held.add_metric((run.run_id, kind), open_kinds.count(kind))
+        for (action, outcome), count in run.actions.items():
+            actions.add_metric((run.run_id, action, outcome), count)
+        if run.info:
+            info.add_metric((run.run_id, run.info["name"], run.info["mode"], run.info["world_size"]), 1)
+    yield from (total, held, actions, info)

@@ -1,0 +1,317 @@
+"""Write to the database from one thread, in order and in batches, so that the event loop never waits for a disk."""
+
+import asyncio
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import structlog
+
+from sentinel.errors import TemporaryError
+from sentinel.records import Gap, Origin
+from sentinel.store.database import Entry, Store
+from sentinel.vocabulary import DropReason
+
+BATCH_ENTRIES = 512
+MOST_QUEUED = 16_384  # beyond this the sockets are not read until the disk has caught up
+ENOUGH_ROOM = MOST_QUEUED // 2
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 2.0
+
+T = TypeVar("T")
+Job = Callable[[Store], T]
+_log = structlog.get_logger()
+
+
+class _Item(NamedTuple):
+    """One thing in the ordered queue: an entry, or a job with a future for whoever waits for it."""
+
+    entry: Entry | None
+    job: Job[Any] | None
+    future: "concurrent.futures.Future[Any] | None"
+    critical: bool  # FULL-synced before anyone is told
+
+
+class Writer:
+    """The single writer. All public methods belong to the event loop's thread.
+
+    `append` and `later` keep their order and are tried again until the disk takes them; `now` jumps the queue, is
+    committed before it returns and is tried once, so that a command is either written down or not sent.
+    """
+
+    def __init__(
+        self, open_store: Callable[[], Store], batch_seconds: float, on_stored: Callable[[dict[Origin, int]], None]
+    ) -> None:
+        self._open_store = open_store
+        self._batch_seconds = batch_seconds
+        self._on_stored = on_stored
+        self._changed = threading.Condition()
+        self._queue: deque[_Item] = deque()
+        self._urgent: deque[_Item] = deque()
+        self._hurry = False  # something in the queue must not wait for its batch
+        self._oldest = 0.0
+        self._retry_at = 0.0
+        self._pauses = _pauses()
+        self._closing = False
+        self._room: asyncio.Event = asyncio.Event()
+        self._room.set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name="sentinel-writer", daemon=True)
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.trouble = ""  # why nothing can be written at the moment; "" while all is well
+
+    async def start(self) -> None:
+        """Open the store in the thread that will use it. Raises what `Store.open` raises."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        await asyncio.wrap_future(self._opened)
+
+    def append(self, entry: Entry, *, critical: bool) -> None:
+        """Queue one message. Look at `has_room` before reading more of them."""
+        self._put(_Item(entry, None, None, critical), hurry=critical)
+
+    def later(self, job: Job[Any], *, critical: bool = True) -> None:
+        """Run `job` after everything queued so far; tried again until the disk takes it."""
+        self._put(_Item(None, job, None, critical), hurry=critical)
+
+    async def after(self, job: Job[T]) -> T:
+        """Like `later`, and wait for the result."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._put(_Item(None, job, future, True), hurry=True)
+        return await asyncio.wrap_future(future)
+
+    async def now(self, job: Job[T]) -> T:
+        """Run `job` before everything queued. Raises TemporaryError when the disk does not take it."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._changed:
+            if self._closing:
+                raise TemporaryError("the database is closed; this daemon is leaving")
+            self._urgent.append(_Item(None, job, future, True))
+            self._changed.notify()
+        return await asyncio.wrap_future(future)
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def lag_seconds(self) -> float:
+        """Age of the oldest thing not yet written."""
+        return time.monotonic() - self._oldest if self._queue else 0.0
+
+    @property
+    def has_room(self) -> bool:
+        return self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until the queue may grow again."""
+        await self._room.wait()
+
+    async def close(self, seconds: float) -> bool:
+        """Write what is queued and close the store. False if `seconds` did not suffice."""
+        self._room.clear()  # whoever feeds us waits from now on
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join, seconds)
+        return not self._thread.is_alive() and not self._queue
+
+    def _put(self, item: _Item, *, hurry: bool) -> None:
+        with self._changed:
+            first = not self._queue
+            self._queue.append(item)
+            if first:
+                self._oldest = time.monotonic()
+            self._hurry = self._hurry or hurry
+            if first or hurry or len(self._queue) == BATCH_ENTRIES:
+                self._changed.notify()
+        if len(self._queue) >= MOST_QUEUED:
+            self._room.clear()
+
+    # ------------------------------------------------------------------ the writer's thread
+
+    def _work(self) -> None:
+        try:
+            store = self._open_store()
+        except BaseException as error:  # noqa: BLE001 - the event loop gets it, whatever it is
+            self._opened.set_exception(error)
+            return
+        self._opened.set_result(None)
+        try:
+            while self._wait():
+                while self._urgent:
+                    self._run_urgent(store, self._urgent.popleft())
+                if self._is_due():
+                    self._write_batch(store)
+        finally:
+            _close(store)
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do. False when all is written and we are to leave."""
+        with self._changed:
+            while not self._urgent and not self._is_due():
+                if self._closing and not self._queue:
+                    return False
+                self._changed.wait(self._seconds_until_due())
+        return True
+
+    def _is_due(self) -> bool:
+        if not self._queue or time.monotonic() < self._retry_at:
+            return False
+        return self._hurry or self._closing or self._seconds_until_due() == 0 or len(self._queue) >= BATCH_ENTRIES
+
+    def _seconds_until_due(self) -> float | None:
+        if not self._queue:
+            return None
+        due = max(self._retry_at, 0.0 if self._hurry or self._closing else self._oldest + self._batch_seconds)
+        return max(0.0, due - time.monotonic())
+
+    def _run_urgent(self, store: Store, item: _Item) -> None:
+        assert item.job is not None
+        try:
+            result = item.job(store)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            if isinstance(error, TemporaryError):
+                self._note_trouble(error)
+            _fail(item, error)
+            return
+        self.trouble = ""
+        _succeed(item, result)
+
+    def _write_batch(self, store: Store) -> None:
+        with self._changed:
+            self._hurry = len(self._queue) > BATCH_ENTRIES
+            items = list(itertools.islice(self._queue, BATCH_ENTRIES))
+        group = list(itertools.takewhile(lambda item: item.future is None, items)) or items[:1]
+        if len(group) < len(items):
+            self._hurry = True
+        try:
+            _write(store, group)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing was written and it is tried again
+            self._refused(error)
+            return
+        for _ in group:
+            self._queue.popleft()
+        self._retry_at = 0.0
+        self._pauses = _pauses()
+        self.trouble = ""
+        self._oldest = time.monotonic()
+        self._tell(self._on_stored, _highest(item.entry for item in group if item.entry is not None))
+        if len(self._queue) <= ENOUGH_ROOM and not self._room.is_set():
+            self._tell(self._room.set)
+
+    def _refused(self, error: Exception) -> None:
+        pause = next(self._pauses)
+        self._note_trouble(error)
+        with self._changed:
+            self._hurry = True
+            self._retry_at = time.monotonic() + pause
+
+    def _note_trouble(self, error: Exception) -> None:
+        text = _in_words(error)
+        if not self.trouble:
+            _log.error("database refuses writes", error=text)
+        self.trouble = text
+
+    def _tell(self, call: Callable[..., object], *arguments: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:  # the loop has closed: nobody is left to be told
+            return
+
+
+def _write(store: Store, group: list[_Item]) -> None:
+    """One transaction, or where one item spoils it, item by item. Raises when the disk takes none of it now."""
+    head = group[0]
+    if head.future is not None:
+        _answer(store, head)
+        return
+    try:
+        with store.transaction(critical=any(item.critical for item in group)):
+            for is_entry, items in itertools.groupby(group, key=lambda item: item.entry is not None):
+                if is_entry:
+                    store.write([item.entry for item in items if item.entry is not None], critical=False)
+                else:
+                    _run_all(store, items)
+    except TemporaryError:
+        raise
+    except Exception:
+        _log.exception("a batch was refused for good; its parts are tried one by one", items=len(group))
+        for item in group:
+            _write_or_count(store, item)
+
+
+def _answer(store: Store, item: _Item) -> None:
+    assert item.job is not None
+    try:
+        result = item.job(store)
+    except TemporaryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - handed to whoever waits
+        _fail(item, error)
+        return
+    _succeed(item, result)
+
+
+def _run_all(store: Store, items: Iterable[_Item]) -> None:
+    for item in items:
+        assert item.job is not None
+        item.job(store)
+
+
+def _write_or_count(store: Store, item: _Item) -> None:
+    """An entry that the database can never take becomes a gap, so that it still counts."""
+    try:
+        if item.entry is not None:
+            store.write([item.entry], critical=item.critical)
+        else:
+            _run_all(store, [item])
+    except TemporaryError:
+        raise
+    except Exception:
+        _log.exception("this can never be stored", message=type(item.entry and item.entry.message).__name__)
+        if item.entry is not None and not isinstance(item.entry.message, Gap):
+            seq = item.entry.message.seq
+            lost = Gap(first_seq=seq, last_seq=seq, reason=DropReason.UNEXPLAINED)
+            store.write([Entry(item.entry.origin, lost)], critical=True)
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _highest(entries: Iterable[Entry]) -> dict[Origin, int]:
+    highest: dict[Origin, int] = {}
+    for entry in entries:
+        message = entry.message
+        highest[entry.origin] = message.last_seq if isinstance(message, Gap) else message.seq
+    return highest
+
+
+def _succeed(item: _Item, result: object) -> None:
+    if item.future is not None and item.future.set_running_or_notify_cancel():
+        item.future.set_result(result)
+
+
+def _fail(item: _Item, error: Exception) -> None:
+    if item.future is None:
+        _log.error("a write was refused for good", error=_in_words(error), exc_info=error)
+    elif item.future.set_running_or_notify_cancel():
+        item.future.set_exception(error)
+
+
+def _close(store: Store) -> None:
+    try:
+        store.close()
+    except Exception:  # noqa: BLE001 - leaving anyway; the database recovers from its own log
+        _log.exception("the database did not close cleanly")
+
+
+def _pauses() -> "itertools.chain[float]":
+    doubling = (FIRST_RETRY_SECONDS * 2**n for n in range(5))
+    return itertools.chain(doubling, itertools.repeat(LAST_RETRY_SECONDS))

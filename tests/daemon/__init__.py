@@ -1,0 +1,1 @@
+"""The daemon, with real sockets and real processes."""
