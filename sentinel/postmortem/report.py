@@ -1,8 +1,9 @@
 """Gather everything that explains a run in one plain object, the contract of `sentinel postmortem --json`.
 
 Times are RFC 3339 in UTC; keys that a run has no answer for are null. What stands beside the contract's own keys:
-`attempt` and `generation` of an incident (steps repeat), `text` of an action (one sentence), `attempt` and `kept` of
-a checkpoint (false: it left the ring), `in_flight` of conservation, and `requests`, what a person asked for.
+`error` of the run (the exception that ended it), `attempt` and `generation` of an incident (steps repeat), `text` of
+an action (one sentence), `attempt` and `kept` of a checkpoint (false: it left the ring), `in_flight` of conservation,
+and `requests`, what a person asked for.
 
 Goodput: `useful_seconds` are those of live steps whose update was applied. `lost_seconds` are those of steps that
 became history, of live steps without an update (overflows and reflexes), and of turns. Time between two attempts is
@@ -35,7 +36,7 @@ def report(history: History, run_id: str) -> Report:
     for row in actions:
         of_incident[row["incident_id"] or ""].append(row)
     return {
-        "run": _run(history.run(run_id)),
+        "run": {**_run(history.run(run_id)), "error": _error(history.ranks(run_id))},
         "incidents": [_incident(row, of_incident[row["id"]]) for row in history.incidents(run_id)],
         "requests": [{**_action(row), "requested_at": rfc3339(row["time"])} for row in of_incident[""]],
         "checkpoints": _checkpoints(history.checkpoints(run_id)),
@@ -57,6 +58,14 @@ def _run(row: Mapping[str, Any]) -> Report:
         "started_at": rfc3339(row["started_at"]),
         "ended_at": rfc3339(row["ended_at"]),
     }
+
+
+def _error(ranks: Iterable[Mapping[str, Any]]) -> str | None:
+    """Of the rank that failed first in the latest attempt: the others are its victims."""
+    found = [row for row in ranks if row["error"]]
+    latest = max((row["attempt"] for row in found), default=None)
+    failed = sorted((row for row in found if row["attempt"] == latest), key=lambda row: row["ended_at"] or 0.0)
+    return f"rank {failed[0]['rank']}: {failed[0]['error']}" if failed else None
 
 
 def _incident(row: Mapping[str, Any], actions: Iterable[Mapping[str, Any]]) -> Report:

@@ -42,9 +42,12 @@ def _header(run: Mapping[str, Any]) -> Panel:
     facts.add_row("status", status, "steps", str(run["steps"]))
     facts.add_row("attempts", str(run["attempts"]), "generations", str(run["generations"]))
     facts.add_row("ranks", _or_unknown(run["world_size"]), "took", duration(_seconds_between(run)))
-    facts.add_row("started", _or_unknown(run["started_at"]), "ended", run["ended_at"] or "not yet")
+    facts.add_row("started", _moment(run["started_at"], "unknown"), "ended", _moment(run["ended_at"], "not yet"))
+    parts: list[RenderableType] = [facts]
+    if run["error"]:
+        parts.append(Text.assemble(("ended by  ", "dim"), (run["error"], "red")))
     title = Text.assemble((run["name"] or "run", "bold"), "  ", (run["run_id"], "dim"))
-    return Panel(facts, title=title, title_align="left", box=box.ROUNDED, padding=(0, 1))
+    return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1))
 
 
 def _story(report: Mapping[str, Any]) -> RenderableType:
@@ -149,7 +152,10 @@ def _balance(report: Mapping[str, Any]) -> Group:
 
 
 def _section(title: str, lines: Sequence[str]) -> Group:
-    return Group(Text(title, style="bold"), *(Text(f"  {line}") for line in lines))
+    listed = Table.grid(padding=(0, 1))
+    for line in lines:
+        listed.add_row(" -", Text(line))
+    return Group(Text(title, style="bold"), listed)
 
 
 def _grid() -> Table:
@@ -166,6 +172,10 @@ def _seconds_between(run: Mapping[str, Any]) -> float | None:
         return None
     started, ended = (datetime.fromisoformat(run[name]) for name in ("started_at", "ended_at"))
     return (ended - started).total_seconds()
+
+
+def _moment(time: str | None, otherwise: str) -> str:
+    return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M:%S UTC") if time else otherwise
 
 
 def _step_of(action: Mapping[str, Any]) -> int:

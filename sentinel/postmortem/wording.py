@@ -6,6 +6,7 @@ from typing import Any
 
 from sentinel.vocabulary import Action, Outcome
 
+_INITIALS = {"oom", "gpu", "lr"}
 _DONE = {
     Action.NONE: "nothing was done",
     Action.SKIP_UPDATE: "the update was skipped",
@@ -24,8 +25,8 @@ _DONE = {
 
 
 def kind_words(kind: str) -> str:
-    """`loss_spike` -> `loss spike`."""
-    return kind.replace("_", " ")
+    """`loss_spike` -> `loss spike`, `oom` -> `OOM`."""
+    return " ".join(word.upper() if word in _INITIALS else word for word in kind.split("_"))
 
 
 def duration(seconds: float | None) -> str:
@@ -46,7 +47,8 @@ def sentences(incident: Mapping[str, Any]) -> str:
     """What happened, and what was done about it."""
     onset, first = incident["onset_step"], incident["first_step"]
     seen = f"step {first}" if onset == first else f"step {first} (it began at {onset})"
-    text = f"{kind_words(incident['kind']).capitalize()} at {seen}"
+    kind = kind_words(incident["kind"])
+    text = f"{kind[0].upper()}{kind[1:]} at {seen}"
     done = [line for line in grouped_actions(incident["actions"]) if not line.startswith(_DONE[Action.NONE])]
     return f"{text}: {'; then '.join(done) or _DONE[Action.NONE]}."
 
