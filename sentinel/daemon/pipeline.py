@@ -188,7 +188,7 @@ class Pipeline:
             rank.send(Word(ack.command_id, commit=False, reason=Reason.NO_WORD))
         if ack.state == "applied":
             rank.turned(ack)
-        self._writer.later(lambda store: recovery.settle_late(store, ack))
+        self._writer.alone(lambda store: recovery.settle_late(store, ack))
 
     def _phase(self, rank: Rank, note: PhaseNote) -> None:
         rank.phase = note.phase if note.entered else "train"

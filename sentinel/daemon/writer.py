@@ -78,6 +78,12 @@ class Writer:
         """Run `job` after everything queued so far; tried again until the disk takes it."""
         self._put(_Item(None, job, None, critical), hurry=critical)
 
+    def alone(self, job: Job[Any]) -> None:
+        """Like `later`, once everything before it is committed: for a job that reads what was written."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.add_done_callback(_log_failure)
+        self._put(_Item(None, job, future, True), hurry=True)
+
     async def after(self, job: Job[T]) -> T:
         """Like `later`, and wait for the result."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -298,10 +304,13 @@ def _succeed(item: _Item, result: object) -> None:
         item.future.set_result(result)
 
 
-def _fail(item: _Item, error: Exception) -> None:
-    if item.future is None:
+def _log_failure(future: "concurrent.futures.Future[Any]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
         _log.error("a write was refused for good", error=_in_words(error), exc_info=error)
-    elif item.future.set_running_or_notify_cancel():
+
+
+def _fail(item: _Item, error: Exception) -> None:
+    if item.future is not None and item.future.set_running_or_notify_cancel():
         item.future.set_exception(error)
 
 
