@@ -48,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(given)
     except errors.SentinelError as error:
         return _explain(error, as_json="--json" in given)
+    except ModuleNotFoundError as error:
+        if (error.name or "sentinel").partition(".")[0] == "sentinel":
+            raise
+        print(f"sentinel: {error.name} is not installed; pip install 'train-sentinel[daemon]'", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # Whoever read our output has seen enough. The interpreter flushes stdout once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -172,6 +172,14 @@ def test_a_command_loads_neither_the_others_nor_torch(home: Path) -> None:
     assert loaded("postmortem") == "0 ['sqlalchemy', 'sentinel.postmortem.report']"
 
 
+def test_without_the_extra_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert main(["runs"]) == 1
+    assert "pip install 'train-sentinel[daemon]'" in capsys.readouterr().err
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
