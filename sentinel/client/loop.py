@@ -146,8 +146,11 @@ class Loop:
             overlap = watched.overlap(holders)
             if overlap == "none":
                 continue
-            attempt = self._gathering if watched in self._stepped or not self._stepped else self._current
-            if attempt is None or watched.name in attempt.measures:
+            inside = watched is self._in_step  # clipping in a closure: the last evaluation counts
+            attempt = self._current if inside or watched not in self._stepped else self._gathering
+            if attempt is None or (len(self.watched) == 1 and not inside):
+                attempt = self._gathering
+            if watched.name in attempt.measures and not inside:
                 continue
             taken = norm.value if norm is not None and overlap == "all" else None
             attempt.measures[watched.name] = measure(watched, self._carried_scale(watched, attempt), taken)

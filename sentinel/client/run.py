@@ -199,7 +199,7 @@ class AttachedRun(Run):
         self._inbox.lost()
 
     def on_trouble(self, what: str, text: str) -> None:
-        say(f"{text} (training goes on)")
+        say(text)
         self._outbox.push(Trouble(0, time.time(), self._loop.step, what, text))
 
     def heartbeat(self) -> Heartbeat:

@@ -17,11 +17,11 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds, as an ordinary dense tensor of values (sparse gradients coalesced)."""
-    mine = cast("Tensor", cast("Any", tensor).to_local()) if is_sharded(tensor) else tensor
+    mine = cast("Any", tensor).to_local() if is_sharded(tensor) else tensor
     if mine.is_sparse:
         # An uncoalesced gradient lists an index twice, and the norm of its values is wrong (pytorch/pytorch#4829).
-        mine = cast("Tensor", mine.coalesce().values())
-    return mine
+        mine = mine.coalesce().values()
+    return cast("Tensor", mine)
 
 
 @torch.no_grad()
@@ -40,7 +40,8 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     if not parts:
         return torch.zeros((), dtype=torch.float64)
     device = parts[0].device
-    return torch.linalg.vector_norm(torch.stack([part.to(device, torch.float64) for part in parts]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(device, torch.float64) for part in parts]))
+    return total
 
 
 @torch.no_grad()
