@@ -44,7 +44,7 @@ class ReflexSettings:
 class SnapshotSettings:
     """[snapshot] The RAM ring that rollbacks return to."""
 
-    enabled: bool = True
+    enabled: bool = True  # false: no snapshots, so no rollbacks
     every_steps: int = 0  # distance between snapshots; 0: chosen so that cost_ratio holds
     min_steps: int = 10  # the smallest distance that the automatic choice takes
     cost_ratio: float = 0.01  # share of step time that snapshots may take
@@ -125,15 +125,15 @@ class StoreSettings:
 class LossSpikeSettings:
     """[detect.loss_spike] Abrupt jumps of the loss. Numbers: tuned on public curves, see docs/detection.md."""
 
-    enabled: bool = True
+    enabled: bool = True  # false: this detector does not run
     z: float = 6.0  # robust z of the log residual that counts as high
     rise_ratio: float = 0.05  # and the loss at least this much above its level
     hits: int = 3  # so many high steps ...
     window: int = 5  # ... of the last so many confirm
     z_fast: float = 8.0  # the fast rule: higher z
-    rise_ratio_fast: float = 0.20
-    hits_fast: int = 2
-    window_fast: int = 3
+    rise_ratio_fast: float = 0.20  # and higher above the level
+    hits_fast: int = 2  # but fewer such steps ...
+    window_fast: int = 3  # ... of fewer confirm
     warmup_steps: int = 50  # samples before the baseline is trusted
     rail_ratio: float = 2.0  # before that: a loss this many times the lowest so far is high
 
@@ -151,10 +151,10 @@ class LossSpikeSettings:
 class LossDivergenceSettings:
     """[detect.loss_divergence] Slow drift away from the best level."""
 
-    enabled: bool = True
+    enabled: bool = True  # false: this detector does not run
     drift: float = 0.08  # natural log units of the fast average above its best
     hold_steps: int = 100  # for so many steps in a row
-    warmup_steps: int = 50
+    warmup_steps: int = 50  # samples before there is a best level
 
     def __post_init__(self) -> None:
         _positive("detect.loss_divergence.drift", self.drift)
@@ -165,7 +165,7 @@ class LossDivergenceSettings:
 class NonFiniteSettings:
     """[detect.nonfinite] NaN and infinity in loss, gradients and state."""
 
-    enabled: bool = True
+    enabled: bool = True  # false: this detector does not run
     consecutive: int = 3  # so many non-finite gradients in a row are certain (T0) and ask for a rollback
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class RespondSettings:
 
     allow: tuple[str, ...] | str = DEFAULT_ALLOWED  # names of actions, or "all"
     budget: int = 3  # actions per kind within window_steps; then a pause for a person
-    window_steps: int = 2000
+    window_steps: int = 2000  # the window in which the budget counts
     cooldown_steps: int = 5  # steps after an action in which the same kind causes no other
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class RespondSettings:
 class RollbackSettings:
     """[rollback] How far back, and what happens to the data."""
 
-    enabled: bool = True
+    enabled: bool = True  # false: incidents never cause a rollback
     data: str = "auto"  # "skip" or "replay" the data since the target; "auto": by kind of incident
     margin_steps: int = 10  # snapshots this close before the onset are SUSPECT; data this close is skipped too
 
