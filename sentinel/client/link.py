@@ -97,14 +97,20 @@ class Link:
         self._news: list[Callable[[], None]] = []  # for the receiver, which may raise: told inside the boundary
 
     def start(self) -> None:
-        """Start the one thread; it dies with the process."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        self._waker = ours, theirs
-        self._outbox.wake = self._wake
-        self._thread = threading.Thread(target=self._run, name="sentinel-link", daemon=True)
-        self._thread.start()
+        """Start the one thread; it dies with the process. A system that refuses it is trouble, not an error."""
+        try:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            self._waker = ours, theirs
+            self._outbox.wake = self._wake
+            thread = threading.Thread(target=self._run, name="sentinel-link", daemon=True)
+            thread.start()
+            self._thread = thread
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread left
+            self._drop_waker()
+            text = f"the link to the daemon cannot be started: {error} (training goes on unprotected)"
+            self._receiver.on_trouble("link", text)
 
     @property
     def connected(self) -> bool:

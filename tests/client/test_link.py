@@ -359,6 +359,19 @@ def test_after_twenty_errors_of_our_own_the_link_gives_up_and_the_loop_goes_on(p
         link.close(1.0)
 
 
+def test_a_process_without_descriptors_trains_on(places, monkeypatch) -> None:
+    def no_more(*arguments):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(link_module.socket, "socketpair", no_more)
+    link, outbox, recorder = make_link(places)
+    link.start()
+    assert "Too many open files" in recorder.troubles["link"]
+    outbox.push(critical())
+    link.close(1.0)
+    assert not link.connected
+
+
 def test_a_socket_of_another_user_is_not_spoken_to(places, monkeypatch) -> None:
     monkeypatch.setattr(connection_module, "_CREDENTIALS", OtherUser())
     link, _, recorder = make_link(places)
