@@ -1,6 +1,8 @@
 """Start a daemon beside the training process, and say why it ended if it did."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -38,11 +40,16 @@ _NOT_INHERITED_PREFIXES = ("MASTER_", "TORCHELASTIC_", "ROLE_")
 class Launcher:
     """Starts at most five daemons, one at a time, never waits for one, and leaves no zombie.
 
-    `trouble(text)` is told when a daemon cannot be started or ended with an error. Times are of one monotonic clock.
+    `trouble(what, text)` is told that no daemon can be had ("daemon"), or that ours ended with an error
+    ("daemon_ended"). Times are of one monotonic clock.
     """
 
     def __init__(
-        self, places: Places, settings_path: str | None, environ: Mapping[str, str], trouble: Callable[[str], None]
+        self,
+        places: Places,
+        settings_path: str | None,
+        environ: Mapping[str, str],
+        trouble: Callable[[str, str], None],
     ) -> None:
         self._places = places
         self._settings_path = settings_path
@@ -84,8 +91,7 @@ class Launcher:
         self._process = None
         self._not_before = now + FIRST_PAUSE_SECONDS * 2 ** (self._starts - 1)
         if code not in {0, _ANOTHER_RUNS}:
-            said = self._last_words()
-            self._trouble(f"the daemon ended with code {code}: {said or f'see {self._places.daemon_log}'}")
+            self._trouble("daemon_ended", self._obituary(code))
 
     def forget(self) -> None:
         """Leave a running daemon to itself: it ends on its own after its last run."""
@@ -118,7 +124,12 @@ class Launcher:
 
     def _give_up(self, text: str) -> None:
         self.hopeless = True
-        self._trouble(text)
+        self._trouble("daemon", text)
+
+    def _obituary(self, code: int) -> str:
+        if code < 0:
+            return f"the daemon was ended by signal {-code} ({signal.strsignal(-code)}); it is started again"
+        return f"the daemon ended with code {code}: {self._last_words() or f'see {self._places.daemon_log}'}"
 
     def _last_words(self) -> str:
         try:
@@ -128,7 +139,7 @@ class Launcher:
                 lines = log.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return next((_in_plain_words(line) for line in reversed(lines) if line.strip()), "")
 
 
 def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -138,6 +149,18 @@ def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name not in _NOT_INHERITED and not name.startswith(_NOT_INHERITED_PREFIXES)
     }
+
+
+def _in_plain_words(line: str) -> str:
+    """A log line for a person: of a JSON one what happened and why."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line.strip()
+    if not isinstance(entry, dict):
+        return line.strip()
+    words = [str(entry[key]) for key in ("event", "error", "remedy", "reason") if entry.get(key)]
+    return ": ".join(words) or line.strip()
 
 
 def _open_log(path: Path) -> IO[bytes]:

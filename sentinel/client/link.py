@@ -58,7 +58,7 @@ class Receiver(Protocol):
         """A connection that had been welcomed is gone."""
 
     def on_trouble(self, what: str, text: str) -> None:
-        """Trouble of the environment, once per `what`: "daemon", "spool", "wire", "link", "gave_up"."""
+        """Trouble of the environment, once per `what`: "daemon", "daemon_ended", "spool", "wire", "link", "gave_up"."""
 
     def heartbeat(self) -> Heartbeat: ...
 
@@ -84,7 +84,7 @@ class Link:
         self._keeper = Keeper(places, hello, outbox, lambda text: self._trouble("spool", text))
         launcher = None
         if may_start_daemon and settings.daemon.autostart:
-            launcher = Launcher(places, settings_path, os.environ, lambda text: self._trouble("daemon", text))
+            launcher = Launcher(places, settings_path, os.environ, self._trouble)
         self._approach = Approach(places, settings, launcher, lambda text: self._trouble("daemon", text))
         self._connection: Connection | None = None
         self._welcomed = False

@@ -14,15 +14,17 @@ from torch import Tensor
 from sentinel.client import interception
 from sentinel.client.attempt import Attempt
 from sentinel.client.deferred import DeviceReader
-from sentinel.client.guard import Measure, amp_overflow, evidence, measure, under_scaler
+from sentinel.client.guard import measure
+from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer
 from sentinel.client.probes.loss import SCALED_BY, Value, plain
 from sentinel.client.probes.memory import device_memory
+from sentinel.client.reflex import Reflexes
 from sentinel.client.shield import shielded
 from sentinel.client.subject import Handle, Subject
 from sentinel.config import Settings
 from sentinel.records import Reflex, StepRecord
-from sentinel.vocabulary import Action, Kind, Outcome, UpdateResult
+from sentinel.vocabulary import UpdateResult
 
 
 class Boundaries(Protocol):
@@ -58,7 +60,6 @@ class Loop:
         self.applied = 0
         self.skipped = 0
         self.phase = "train"
-        self.acts = False  # may the reflex skip updates? set by the Run from mode and roster
         self.dead = False
         self.hook_seconds = 0.0
         self.shield_depth = 0
@@ -70,6 +71,7 @@ class Loop:
         self.step_ended: Callable[[int, float | None, UpdateResult], None] = lambda _step, _seconds, _result: None
         self.scaler: Any = subject.scaler
         self._send = send
+        self.reflexes = Reflexes(settings.reflex, send, self._names)
         names = (
             ["optimizer"]
             if len(subject.optimizers) == 1
@@ -81,23 +83,20 @@ class Loop:
         self._current: Attempt | None = None  # opened, not yet sent
         self._latest: Attempt | None = None  # whose backward ran last
         self._stepped: list[WatchedOptimizer] = []
-        self._touched: set[int] = set()
-        self._ever_touched = False
-        self._markers: list[Any] = []
+        self._markers = Markers()
         self._in_step: WatchedOptimizer | None = None
         self._evaluations = 0
         self._step_started = 0.0
         self._last_end = 0.0
         self._hook_seconds_before = 0.0
         self._hook_fired = False
-        self._consecutive = 0
 
     # ------------------------------------------------------------ set up and taken down by the Run
 
     def hook(self) -> None:
         for watched in self.watched:
             watched.hook(self.before_step, self.after_step)
-        self._mark_parameters()
+        self._markers.place(self.watched)
 
     def unhook(self) -> None:
         for watched in self.watched:
@@ -105,9 +104,7 @@ class Loop:
                 watched.unhook()
             except ReferenceError:
                 continue
-        for handle in self._markers:
-            handle.remove()
-        self._markers.clear()
+        self._markers.remove()
 
     def failed(self, where: str, error: Exception) -> None:
         self.on_failure(where, error)
@@ -116,7 +113,7 @@ class Loop:
 
     @shielded
     def before_backward(self) -> None:
-        self._touched.clear()
+        self._markers.touched.clear()
         if not self._last_end:
             self._last_end = time.perf_counter()
         if self._in_step is None and self._current is not None and len(self._stepped) == len(self.watched):
@@ -124,7 +121,7 @@ class Loop:
 
     @shielded
     def after_backward(self, roots: list[Tensor], seconds: float) -> None:
-        if not self._concerns_us():
+        if not self._markers.reached(alone=len(interception.observers()) == 1):
             return
         attempt = self._attempt_of_backward()
         attempt.backwards += 1
@@ -146,10 +143,8 @@ class Loop:
             overlap = watched.overlap(holders)
             if overlap == "none":
                 continue
+            attempt = self._attempt_of(watched)
             inside = watched is self._in_step  # clipping in a closure: the last evaluation counts
-            attempt = self._current if inside or watched not in self._stepped else self._gathering
-            if attempt is None or (len(self.watched) == 1 and not inside):
-                attempt = self._gathering
             if watched.name in attempt.measures and not inside:
                 continue
             taken = norm.value if norm is not None and overlap == "all" else None
@@ -219,7 +214,7 @@ class Loop:
         else:
             replaced = None
             if attempt.result is not UpdateResult.TURN:
-                self._judge(watched, attempt)
+                self.reflexes.judge(watched, attempt)
         self._step_started = time.perf_counter()
         return replaced
 
@@ -283,7 +278,7 @@ class Loop:
         self._gathering = Attempt()
         self._current = self._latest = None
         self._stepped.clear()
-        self._consecutive = 0
+        self.reflexes.applied()
 
     # ------------------------------------------------------------ attempts
 
@@ -323,86 +318,19 @@ class Loop:
             self.boundaries.after_step(nothing_applied=attempt.result is UpdateResult.OVERFLOW)
 
     def _emit(self, attempt: Attempt, numbers: dict[str, float | None]) -> None:
-        bad = any(numbers[name] for name in numbers if name.startswith("nonfinite."))
-        if bad and attempt.result is UpdateResult.APPLIED:
-            self._found_on_device(attempt, numbers)
+        late = attempt.result is UpdateResult.APPLIED and any(
+            numbers[n] for n in numbers if n.startswith("nonfinite.")
+        )
+        if late and self.reflexes.found_on_device(attempt, numbers, self.watched) and self.boundaries is not None:
+            self.boundaries.undo(attempt.step)
         if attempt.result is UpdateResult.APPLIED:
             self.applied += 1
-            self._consecutive = 0
+            self.reflexes.applied()
         else:
             self.skipped += 1
         self._send(attempt.record(numbers, self.applied, self.skipped))
 
-    # ------------------------------------------------------------ the reflex
-
-    def _judge(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
-        """Measure the gradients that are about to be applied, and set them aside if they are not finite."""
-        found = attempt.measures.get(watched.name)
-        if found is None or (found.marks and list(found.marks) != watched.gradient_marks):
-            again = measure(watched, self._fused_scale(watched))
-            # A finite norm from before clipping stays the reported one; what was written since decides the reflex.
-            found = again if found is None else found._replace(nonfinite=again.nonfinite)
-        attempt.measures[watched.name] = found
-        if amp_overflow(watched.target):
-            attempt.result = UpdateResult.OVERFLOW
-            attempt.measures[watched.name] = found._replace(nonfinite=False, overflow=True)
-            return
-        if under_scaler(watched.target) or not self._reflex_allowed(watched):
-            return
-        if isinstance(found.nonfinite, Tensor):
-            self._judge_on_device(watched, attempt, found, found.nonfinite)
-        elif found.nonfinite:
-            self._skip(watched, attempt, found)
-
-    def _judge_on_device(self, watched: WatchedOptimizer, attempt: Attempt, found: Measure, flag: Tensor) -> None:
-        if self.settings.reflex.guard == "sync":
-            known = found._replace(nonfinite=bool(flag))
-            attempt.measures[watched.name] = known
-            if known.nonfinite:
-                self._skip(watched, attempt, known)
-        elif watched.fused_skip:
-            watched.skip_on_device(flag)
-
-    def _skip(self, watched: WatchedOptimizer, attempt: Attempt, found: Measure) -> None:
-        attempt.result = UpdateResult.REFLEX
-        norm = float(found.norm) if found.norm is not None else float("nan")
-        details = evidence(watched, self._names(), norm)
-        watched.set_aside()
-        self._report_reflex(attempt, Action.SKIP_UPDATE, details)
-
-    def _found_on_device(self, attempt: Attempt, numbers: dict[str, float | None]) -> None:
-        """The device said one step later that a gradient was not finite."""
-        if not self.acts or not self.settings.reflex.nonfinite_gradient:
-            return
-        norm = next((numbers[name] for name in numbers if name.startswith("norm.")), None)
-        details = {"grad_norm": norm, "guard": "deferred"}
-        fused = all(watched.fused_skip for watched in self.watched)
-        if fused:
-            attempt.result = UpdateResult.REFLEX
-            self._report_reflex(attempt, Action.SKIP_UPDATE, details)
-        elif self.boundaries is not None:
-            self._report_reflex(attempt, Action.ROLLBACK, details)
-            self.boundaries.undo(attempt.step)
-
-    def _report_reflex(self, attempt: Attempt, action: Action, details: dict[str, Any]) -> None:
-        self._consecutive += 1
-        self._send(
-            Reflex(
-                seq=0,
-                time=time.time(),
-                generation=attempt.generation,
-                step=attempt.step,
-                kind=Kind.NONFINITE_GRADIENT,
-                action=action,
-                outcome=Outcome.APPLIED,
-                consecutive=self._consecutive,
-                evidence=details,
-            )
-        )
-
-    def _reflex_allowed(self, watched: WatchedOptimizer) -> bool:
-        # One rank's shard may be bad alone; a local verdict would split the ranks.
-        return self.acts and self.settings.reflex.nonfinite_gradient and not watched.sharded
+    # ------------------------------------------------------------ closures
 
     def _watched_closure(self, watched: WatchedOptimizer, attempt: Attempt, closure: Callable[..., Any]) -> Any:
         """`step(closure)` makes its gradients inside: look after the first evaluation (O48)."""
@@ -421,7 +349,7 @@ class Loop:
             watched.set_aside()
             return
         if self._evaluations == 1:
-            self._judge(watched, attempt)
+            self.reflexes.judge(watched, attempt)
         else:
             attempt.measures[watched.name] = measure(watched)
 
@@ -430,26 +358,21 @@ class Loop:
     def _find(self, optimizer: Any) -> WatchedOptimizer | None:
         return next((watched for watched in self.watched if watched.is_(optimizer)), None)
 
-    def _mark_parameters(self) -> None:
-        """Post-accumulate hooks on a few parameters tell which optimizer a backward touched (facts: 2.6 us each)."""
-        for number, watched in enumerate(self.watched):
-            trainable = [one for one in watched.parameters if one.requires_grad and one.is_leaf]
-            for parameter in {id(one): one for one in trainable[:1] + trainable[-1:]}.values():
-                touch = _Touch(self._touched, number)
-                self._markers.append(parameter.register_post_accumulate_grad_hook(touch))
-
-    def _concerns_us(self) -> bool:
-        """Did this backward reach our parameters? Until the markers have fired once, a lone Run takes every one."""
-        self._ever_touched = self._ever_touched or bool(self._touched)
-        return bool(self._touched) or (not self._ever_touched and len(interception.observers()) == 1)
-
     def _attempt_of_backward(self) -> Attempt:
         if self._in_step is not None and self._current is not None:
             return self._current
         if self._current is None or len(self.watched) == 1:
             return self._gathering
         waiting = [n for n, watched in enumerate(self.watched) if watched not in self._stepped]
-        return self._current if self._touched.intersection(waiting) else self._gathering
+        return self._current if self._markers.touched.intersection(waiting) else self._gathering
+
+    def _attempt_of(self, watched: WatchedOptimizer) -> Attempt:
+        """Whose gradients this optimizer holds now: the open attempt's if it has still to step in it."""
+        if self._current is None:
+            return self._gathering
+        if watched is self._in_step:
+            return self._current
+        return self._gathering if watched in self._stepped or not self._stepped else self._current
 
     def _scale_of(self, attempt: Attempt) -> Any:
         return attempt.scaler._scale if attempt.scaler is not None and attempt.scaler._enabled else None
@@ -461,9 +384,6 @@ class Loop:
             return None
         state = attempt.scaler._per_optimizer_states.get(id(watched.target))
         return scale if state is None or state["stage"].name == "READY" else None
-
-    def _fused_scale(self, watched: WatchedOptimizer) -> Any:
-        return getattr(watched.target, "grad_scale", None)
 
     @property
     def live_scaler(self) -> Any:
@@ -477,16 +397,3 @@ class Loop:
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter in self.subject.model.named_parameters()}
-
-
-class _Touch:
-    """A hook without a reference to the Run: parameters may outlive it, and may be pickled."""
-
-    __slots__ = ("_number", "_touched")
-
-    def __init__(self, touched: set[int], number: int) -> None:
-        self._touched = touched
-        self._number = number
-
-    def __call__(self, _parameter: Tensor) -> None:
-        self._touched.add(self._number)

@@ -98,7 +98,7 @@ class AttachedRun(Run):
         self._failures = 0
         self._marks: list[Mark] = []
         self._ending = threading.Lock()
-        loop.acts = mode is Mode.PROTECT and world_size == 1
+        loop.reflexes.acts = mode is Mode.PROTECT and world_size == 1
         loop.boundaries = self._turns
         loop.on_failure = self._failed
         loop.data_position = self._data_position
@@ -259,7 +259,7 @@ class AttachedRun(Run):
         self._ring.promote(step)
 
     def _allow(self, may_act: bool) -> None:
-        self._loop.acts = may_act and self.mode is Mode.PROTECT
+        self._loop.reflexes.acts = may_act and self.mode is Mode.PROTECT
 
     def _data_position(self) -> int | None:
         return self._cursor.position or None

@@ -22,11 +22,14 @@ class Bench:
 
     def __init__(self, places, monkeypatch) -> None:
         self.places = places
-        self.troubles: list[str] = []
+        self.troubles: list[tuple[str, str]] = []
         self.script = places.home.parent / "python"
         self.environ = {**os.environ, "MARK": "1"}
         monkeypatch.setattr(sys, "executable", str(self.script))
-        self.launcher = Launcher(places, None, self.environ, self.troubles.append)
+        self.launcher = Launcher(places, None, self.environ, self.told)
+
+    def told(self, what: str, text: str) -> None:
+        self.troubles.append((what, text))
 
     def becomes(self, *lines: str) -> None:
         self.script.write_text("\n".join(["#!/bin/sh", 'echo "$@" >> "$0.arguments"', *lines]) + "\n")
@@ -82,7 +85,7 @@ def test_the_daemon_gets_a_session_of_its_own_and_none_of_our_descriptors(bench)
 def test_the_settings_file_is_handed_on_by_its_whole_path(bench, monkeypatch, tmp_path) -> None:
     bench.becomes("exit 0")
     monkeypatch.chdir(tmp_path)
-    bench.launcher = Launcher(bench.places, "sentinel.toml", bench.environ, bench.troubles.append)
+    bench.launcher = Launcher(bench.places, "sentinel.toml", bench.environ, bench.told)
     bench.run_until_it_ends(0.0)
     assert bench.starts()[0].endswith(f"--settings {tmp_path / 'sentinel.toml'}")
 
@@ -130,7 +133,9 @@ def test_a_daemon_that_keeps_dying_is_started_five_times_with_growing_pauses(ben
     assert pauses == sorted(pauses)
     assert pauses[-1] >= 8
     assert bench.launcher.hopeless
-    assert "5 times" in bench.troubles[-1]
+    assert bench.troubles[0] == ("daemon_ended", "the daemon ended with code 1: the schema is newer")
+    assert bench.troubles[-1][0] == "daemon"
+    assert "5 times" in bench.troubles[-1][1]
 
 
 def test_the_last_line_of_its_log_says_why_it_ended(bench) -> None:
@@ -138,7 +143,21 @@ def test_the_last_line_of_its_log_says_why_it_ended(bench) -> None:
     bench.places.daemon_log.write_text("an older daemon's words\n")
     bench.becomes("echo starting", "echo the database has schema 9, this version knows 1 >&2", "echo", "exit 1")
     bench.run_until_it_ends(0.0)
-    assert bench.troubles == ["the daemon ended with code 1: the database has schema 9, this version knows 1"]
+    assert bench.troubles == [
+        ("daemon_ended", "the daemon ended with code 1: the database has schema 9, this version knows 1")
+    ]
+
+
+def test_a_json_log_line_is_told_in_plain_words(bench) -> None:
+    bench.becomes("""echo '{"event": "cannot open the store", "error": "schema 9", "level": "error"}'""", "exit 1")
+    bench.run_until_it_ends(0.0)
+    assert bench.troubles[0][1] == "the daemon ended with code 1: cannot open the store: schema 9"
+
+
+def test_a_killed_daemon_is_said_to_be_killed(bench) -> None:
+    bench.becomes("echo all is well", "kill -9 $$")
+    bench.run_until_it_ends(0.0)
+    assert bench.troubles[0][1].startswith("the daemon was ended by signal 9 (Killed)")
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -163,8 +182,8 @@ def test_without_the_daemons_packages_the_remedy_is_told_and_nothing_starts(benc
     bench.launcher.start(0.0)
     assert bench.starts() == []
     assert bench.launcher.hopeless
-    assert "surely_not_installed" in bench.troubles[0]
-    assert "train-sentinel[daemon]" in bench.troubles[0]
+    assert "surely_not_installed" in bench.troubles[0][1]
+    assert "train-sentinel[daemon]" in bench.troubles[0][1]
 
 
 def test_an_unwritable_home_does_not_keep_the_daemon_from_starting(bench) -> None:
@@ -176,7 +195,7 @@ def test_an_unwritable_home_does_not_keep_the_daemon_from_starting(bench) -> Non
 
 def test_an_interpreter_that_cannot_be_started_is_told(bench) -> None:
     bench.launcher.start(0.0)
-    assert "cannot be started" in bench.troubles[0]
+    assert "cannot be started" in bench.troubles[0][1]
     assert bench.launcher.hopeless
 
 
@@ -205,6 +224,6 @@ def test_a_daemon_that_was_started_and_died_is_started_again(bench) -> None:
     link, _, recorder = make_link(bench.places, starts=True)
     link.start()
     until(lambda: len(bench.starts()) >= 2)
-    until(lambda: "daemon" in recorder.troubles)
-    assert recorder.troubles["daemon"].endswith("boom")
+    until(lambda: "daemon_ended" in recorder.troubles)
+    assert recorder.troubles["daemon_ended"].endswith("boom")
     link.close(0.1)

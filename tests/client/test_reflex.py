@@ -96,7 +96,7 @@ def test_the_reflex_is_off_when_it_may_not_act(daemon: FakeDaemon, how: str) -> 
     if how == "roster":
         daemon.wait_for(lambda: run._inbox.attempt)
         daemon.roster(1, 2)
-        daemon.wait_for(lambda: not run._loop.acts)
+        daemon.wait_for(lambda: not run._loop.reflexes.acts)
     train(setup, 5, 3, math.nan, after_clip=True)
     run.detach()
     assert not daemon.of(Reflex)
