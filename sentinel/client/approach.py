@@ -76,7 +76,7 @@ class Approach:
     def hopeful(self, now: float) -> bool:
         """Whether trying on may still find a daemon."""
         if self._launcher is not None:
-            return self._ever or not self._launcher.hopeless
+            return self._ever or not (self._launcher.hopeless or self._launcher.failing)
         return self._ever or (self._may_appear and not self._is_absent(now))
 
     def look(self, now: float) -> None:

@@ -61,6 +61,7 @@ class Launcher:
         self._started_at = 0.0
         self._not_before = 0.0
         self.hopeless = False  # no daemon can be had from here
+        self.failing = False  # the last one that was started ended with an error
 
     def starting(self, now: float) -> bool:
         """Whether a daemon was started that may still come up."""
@@ -90,7 +91,8 @@ class Launcher:
             return
         self._process = None
         self._not_before = now + FIRST_PAUSE_SECONDS * 2 ** (self._starts - 1)
-        if code not in {0, _ANOTHER_RUNS}:
+        self.failing = code not in {0, _ANOTHER_RUNS}
+        if self.failing:
             self._trouble("daemon_ended", self._obituary(code))
 
     def forget(self) -> None:

@@ -58,7 +58,7 @@ class Receiver(Protocol):
         """A connection that had been welcomed is gone."""
 
     def on_trouble(self, what: str, text: str) -> None:
-        """Trouble of the environment, once per `what`: "daemon", "daemon_ended", "spool", "wire", "link", "gave_up"."""
+        """Trouble of the environment, once per `what`: daemon, daemon_ended, spool, wire, link, gave_up."""
 
     def heartbeat(self) -> Heartbeat: ...
 
