@@ -99,7 +99,7 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     while id(current) not in seen:
         seen.add(id(current))
         inner = getattr(current, "optimizer", None) or getattr(current, "optim", None)
-        if inner is None or not hasattr(inner, "param_groups"):
+        if inner is None or (isinstance(current, torch.optim.Optimizer) and not hasattr(inner, "param_groups")):
             break
         current = inner
     if not isinstance(current, torch.optim.Optimizer):
