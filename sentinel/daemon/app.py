@@ -14,6 +14,7 @@ import structlog
 from sentinel.config import Settings
 from sentinel.daemon import recovery
 from sentinel.daemon.control import Control
+from sentinel.daemon.core import Core
 from sentinel.daemon.departures import Departures
 from sentinel.daemon.dispatcher import Dispatcher
 from sentinel.daemon.http import Http, Seen
@@ -78,14 +79,13 @@ class _Daemon:
         self._fleet = Fleet()
         self._metrics = Metrics()
         self._writer = Writer(lambda: Store.open(url), settings.store.batch_seconds, self._stored)
-        self._dispatcher = Dispatcher(self._fleet, self._writer, self._metrics)
-        self._pipeline = Pipeline(self._fleet, self._writer, self._metrics, self._dispatcher, settings)
-        self._departures = Departures(
-            self._fleet, self._writer, self._metrics, self._dispatcher, self._pipeline, places
-        )
+        core = Core(self._fleet, self._writer, self._metrics)
+        self._dispatcher = Dispatcher(core)
+        self._pipeline = Pipeline(core, self._dispatcher, settings)
+        self._departures = Departures(core, self._dispatcher, self._pipeline, places)
         self._node = Node(self._fleet, self._writer, places.home)
         self._sessions = Sessions(
-            self._fleet, self._writer, self._pipeline, self._departures, self._node, url, settings.mode
+            core, self._pipeline, self._departures, self._node, database_url=url, mode=settings.mode
         )
         control = Control(self._fleet, self._dispatcher, url)
         self._receiver = Receiver(places.socket, self._sessions.serve, control.answer, self._metrics.reject)

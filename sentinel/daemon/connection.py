@@ -50,9 +50,10 @@ class Peer(NamedTuple):
 class Connection:
     """A stream of messages from one client, and the way back to it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience_seconds: float) -> None:
         self._reader = reader
         self._writer = writer
+        self._patience_seconds = patience_seconds
         self._frames = wire.FrameReader()
         self._received_bytes = 0
         self._greeted = False
@@ -67,7 +68,7 @@ class Connection:
     async def messages(self) -> AsyncGenerator[FromRank, None]:
         """Every message until the other end closes. Raises RejectedError for what is not a message of ours."""
         loop = asyncio.get_running_loop()
-        deadline: float | None = loop.time() + PATIENCE_SECONDS
+        deadline: float | None = loop.time() + self._patience_seconds
         while data := await self._read(deadline):
             completed = 0
             for body in self._bodies(data):
@@ -77,7 +78,7 @@ class Connection:
             if completed or not self._greeted:
                 deadline = self._next_deadline(deadline, loop.time())
             elif deadline is None:
-                deadline = loop.time() + PATIENCE_SECONDS
+                deadline = loop.time() + self._patience_seconds
 
     def send(self, message: FromDaemon) -> None:
         """Never blocks. A client that does not read is cut off."""
@@ -120,7 +121,7 @@ class Connection:
                 data = await self._reader.read(_READ_BYTES)
         except TimeoutError:
             what = "half a frame" if self._greeted else "no first message"
-            raise RejectedError(Rejected.TOO_SLOW, f"{what} within {PATIENCE_SECONDS:g} s") from None
+            raise RejectedError(Rejected.TOO_SLOW, f"{what} within {self._patience_seconds:g} s") from None
         except OSError:
             return b""
         self._received_bytes += len(data)
@@ -138,7 +139,7 @@ class Connection:
         """None between frames; a half frame has a fixed time to become whole, however it drips."""
         if not self._greeted:
             return deadline
-        return now + PATIENCE_SECONDS if self._frames.pending_bytes else None
+        return now + self._patience_seconds if self._frames.pending_bytes else None
 
 
 def _decoded(body: bytes) -> FromRank:

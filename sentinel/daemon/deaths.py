@@ -49,7 +49,7 @@ class Deaths:
 
     def _poll(self, pid: int, died: Callable[[], None]) -> Callable[[], None]:
         async def look() -> None:
-            while is_alive(pid, None):
+            while is_alive(pid, None):  # noqa: ASYNC110 - the kernel has nothing to wait for here
                 await asyncio.sleep(POLL_SECONDS)
             died()
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import structlog
 
 from sentinel.daemon import recovery, spool
+from sentinel.daemon.core import Core
 from sentinel.daemon.deaths import is_alive
 from sentinel.daemon.dispatcher import Dispatcher
-from sentinel.daemon.metrics import Metrics
 from sentinel.daemon.pipeline import Pipeline
-from sentinel.daemon.rank import Fleet, Identity, LiveRun, Rank
-from sentinel.daemon.writer import Writer
+from sentinel.daemon.rank import Identity, LiveRun, Rank
 from sentinel.errors import WireError
 from sentinel.places import Places
 from sentinel.records import Gap, Hello, Numbered, Origin
@@ -29,18 +28,8 @@ _log = structlog.get_logger()
 class Departures:
     """What happens when a rank is over."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        writer: Writer,
-        metrics: Metrics,
-        dispatcher: Dispatcher,
-        pipeline: Pipeline,
-        places: Places,
-    ) -> None:
-        self._fleet = fleet
-        self._writer = writer
-        self._metrics = metrics
+    def __init__(self, core: Core, dispatcher: Dispatcher, pipeline: Pipeline, places: Places) -> None:
+        self._fleet, self._writer, self._metrics = core
         self._dispatcher = dispatcher
         self._pipeline = pipeline
         self._places = places
@@ -61,7 +50,7 @@ class Departures:
             self._lost(rank, rank.produced_seq)
         self._end(rank, RunStatus.LOST)
         if left is not None:
-            await self._writer.after(lambda store: None)  # the spool goes once its content is safe
+            await self._writer.flushed()  # the spool goes once its content is safe
             path.unlink(missing_ok=True)
         self._fleet.drop(rank)
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from sentinel.daemon.metrics import Metrics
-from sentinel.daemon.rank import Fleet, LiveRun, Rank
+from sentinel.daemon.core import Core
+from sentinel.daemon.rank import LiveRun, Rank
 from sentinel.daemon.turn import PASSING, Turn, TurnState, Verdict, apply_at, valid_seconds
-from sentinel.daemon.writer import Job, Writer
+from sentinel.daemon.writer import Job
 from sentinel.errors import SentinelError
 from sentinel.records import Ack, Command, Decision, Word
 from sentinel.vocabulary import Action, Mode, Outcome, Reason
@@ -46,10 +46,8 @@ Concluded = Callable[[Rank, Decision, Result], None]
 class Dispatcher:
     """All turns of all runs."""
 
-    def __init__(self, fleet: Fleet, writer: Writer, metrics: Metrics) -> None:
-        self._fleet = fleet
-        self._writer = writer
-        self._metrics = metrics
+    def __init__(self, core: Core) -> None:
+        self._fleet, self._writer, self._metrics = core
         self._turns: dict[str, Turn] = {}  # by run: one in flight each
         self._waiters: dict[str, asyncio.Future[Result]] = {}  # by decision: whoever waits for its outcome
         self._releases: dict[str, asyncio.Future[Ack]] = {}  # by pause command

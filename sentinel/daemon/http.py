@@ -40,6 +40,9 @@ class Seen(NamedTuple):
     trouble: Callable[[], str]  # why the daemon is not ready; "" when it is
 
 
+Answer = Callable[[Seen, Request], Awaitable[Response]]
+
+
 class Http:
     """The server. Without a free port there is none, and everything else goes on."""
 
@@ -115,21 +118,23 @@ class _OwnHostOnly:
 
 
 def _application(seen: Seen) -> Starlette:
-    routes: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/": lambda request: _page(seen),
-        "/metrics": lambda request: _metrics(seen),
-        "/-/healthy": lambda request: _text("alive\n"),
-        "/-/ready": lambda request: _ready(seen),
-        "/api/v1/runs": lambda request: _runs(seen),
-        "/api/v1/runs/{run}": lambda request: _run(seen, request.path_params["run"]),
+    routes = {
+        "/": _page,
+        "/metrics": _metrics,
+        "/-/healthy": _healthy,
+        "/-/ready": _ready,
+        "/api/v1/runs": _runs,
+        "/api/v1/runs/{run}": _run,
     }
-    return Starlette(routes=[Route(path, _endpoint(answer), methods=["GET"]) for path, answer in routes.items()])
+    return Starlette(
+        routes=[Route(path, _endpoint(answer, seen), methods=["GET"]) for path, answer in routes.items()]
+    )
 
 
-def _endpoint(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(answer: Answer, seen: Seen) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
-            return await answer(request)
+            return await answer(seen, request)
         except NoSuchRunError as error:
             return _json({"error": str(error)}, 404)
         except SentinelError as error:
@@ -138,20 +143,20 @@ def _endpoint(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
     return endpoint
 
 
-async def _text(text: str) -> Response:
-    return PlainTextResponse(text)
+async def _healthy(_seen: Seen, _request: Request) -> Response:
+    return PlainTextResponse("alive\n")
 
 
-async def _metrics(seen: Seen) -> Response:
+async def _metrics(seen: Seen, _request: Request) -> Response:
     return Response(await asyncio.to_thread(seen.metrics.render), media_type=METRICS_TYPE)
 
 
-async def _ready(seen: Seen) -> Response:
+async def _ready(seen: Seen, _request: Request) -> Response:
     trouble = seen.trouble()
     return PlainTextResponse(f"not ready: {trouble}\n", 503) if trouble else PlainTextResponse("ready\n")
 
 
-async def _page(seen: Seen) -> Response:
+async def _page(seen: Seen, _request: Request) -> Response:
     runs = []
     for run in list(seen.fleet.runs.values()):
         told = status_of(run, seen.dispatcher.in_flight(run.run_id))
@@ -162,7 +167,7 @@ async def _page(seen: Seen) -> Response:
     return HTMLResponse(page.render(runs, seen.trouble()))
 
 
-async def _runs(seen: Seen) -> Response:
+async def _runs(seen: Seen, _request: Request) -> Response:
     def read() -> list[dict[str, Any]]:
         try:
             with History(seen.database_url) as history:
@@ -173,7 +178,9 @@ async def _runs(seen: Seen) -> Response:
     return _json(await asyncio.to_thread(read))
 
 
-async def _run(seen: Seen, wanted: str) -> Response:
+async def _run(seen: Seen, request: Request) -> Response:
+    wanted: str = request.path_params["run"]
+
     def read() -> dict[str, Any]:
         with History(seen.database_url) as history:
             run_id = history.resolve(wanted)

@@ -2,7 +2,8 @@
 
 import itertools
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import prometheus_client
 from prometheus_client.core import (
@@ -146,28 +147,21 @@ def _of_ranks(ranks: list[RankSeries]) -> Iterator[Metric]:
         up.add_metric(series.labels, series.up)
         hooks.add_metric(series.labels, series.hook_seconds)
     yield from (up, hooks, _step_seconds(ranks))
-    yield _labelled(GaugeMetricFamily, "step_part_seconds", "Parts of the latest step.", "part", ranks, "parts")
-    yield _memory(ranks)
-    yield _labelled(
-        CounterMetricFamily, "updates", "Update attempts by what became of them.", "result", ranks, "updates"
-    )
-    yield _labelled(CounterMetricFamily, "nonfinite", "NaN and infinite values seen.", "what", ranks, "nonfinite")
-    yield _labelled(CounterMetricFamily, "records_dropped", "Records lost, all counted.", "reason", ranks, "dropped")
-
-
-def _labelled(
-    family: type[GaugeMetricFamily | CounterMetricFamily],
-    name: str,
-    text: str,
-    label: str,
-    ranks: list[RankSeries],
-    attribute: str,
-) -> Metric:
-    made = family(f"sentinel_{name}", text, labels=(*_RANK, label))
+    parts = GaugeMetricFamily("sentinel_step_part_seconds", "Parts of the latest step.", labels=(*_RANK, "part"))
+    updates = CounterMetricFamily("sentinel_updates", "Update attempts by result.", labels=(*_RANK, "result"))
+    nonfinite = CounterMetricFamily("sentinel_nonfinite", "NaN and infinite values seen.", labels=(*_RANK, "what"))
+    dropped = CounterMetricFamily("sentinel_records_dropped", "Records lost, counted.", labels=(*_RANK, "reason"))
     for series in ranks:
-        for value, number in list(getattr(series, attribute).items()):
-            made.add_metric((*series.labels, str(value)), number)
-    return made
+        _add(parts, series, series.parts)
+        _add(updates, series, series.updates)
+        _add(nonfinite, series, series.nonfinite)
+        _add(dropped, series, series.dropped)
+    yield from (parts, _memory(ranks), updates, nonfinite, dropped)
+
+
+def _add(family: GaugeMetricFamily | CounterMetricFamily, series: RankSeries, values: Mapping[Any, float]) -> None:
+    for label, value in list(values.items()):
+        family.add_metric((*series.labels, str(label)), value)
 
 
 def _step_seconds(ranks: list[RankSeries]) -> Metric:

@@ -11,12 +11,12 @@ import structlog
 from sentinel.config import Settings
 from sentinel.daemon import recovery
 from sentinel.daemon.connection import Rejected, RejectedError
+from sentinel.daemon.core import Core
 from sentinel.daemon.dispatcher import Dispatcher, Result
 from sentinel.daemon.fuse import Fuse, Guarded
-from sentinel.daemon.metrics import Metrics
-from sentinel.daemon.rank import Fleet, Rank, Start
+from sentinel.daemon.rank import Rank, Start
 from sentinel.daemon.settings import for_run, weaker
-from sentinel.daemon.writer import Job, Writer
+from sentinel.daemon.writer import Job
 from sentinel.detect import catalogue
 from sentinel.errors import SettingsError
 from sentinel.records import (
@@ -51,19 +51,15 @@ _Route = Callable[[Rank, Any], None]
 class Pipeline:
     """One per daemon; lives in the event loop. Never raises but for a message that no rank may send here."""
 
-    def __init__(
-        self, fleet: Fleet, writer: Writer, metrics: Metrics, dispatcher: Dispatcher, settings: Settings
-    ) -> None:
-        self._fleet = fleet
-        self._writer = writer
-        self._metrics = metrics
+    def __init__(self, core: Core, dispatcher: Dispatcher, settings: Settings) -> None:
+        self._fleet, self._writer, self._metrics = core
         self._dispatcher = dispatcher
         self._settings = settings
         self._fuses: dict[Rank, Fuse] = {}
         self._judges: dict[Rank, Judge] = {}
         self._degraded: dict[Rank, list[Incident]] = {}
         self._heard: dict[Rank, int] = {}
-        self.said_goodbye: Callable[[Rank], None] = lambda rank: None
+        self.said_goodbye: Callable[[Rank], None] = _nobody_listens
         self._routes: dict[type, _Route] = {
             StepRecord: self._step,
             Reflex: self._observe,
@@ -324,6 +320,10 @@ def _outcome_of(decision: Decision, reflex: Outcome) -> Outcome | None:
 def _nothing_more(store: Any) -> None:
     """The first decision of a ruling has brought the whole record along."""
     del store
+
+
+def _nobody_listens(rank: Rank) -> None:
+    del rank
 
 
 def _new_id() -> str:

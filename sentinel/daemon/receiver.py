@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from sentinel import wire
-from sentinel.daemon.connection import Connection, Rejected, RejectedError
+from sentinel.daemon.connection import PATIENCE_SECONDS, Connection, Rejected, RejectedError
 from sentinel.records import ControlReply, ControlRequest, FromRank, Hello
 
 MOST_CONNECTIONS = 1024
@@ -24,11 +24,20 @@ Answer = Callable[[ControlRequest], Awaitable[ControlReply]]
 class Receiver:
     """The listening socket. One bad client never disturbs another."""
 
-    def __init__(self, path: Path, serve: ServeRank, answer: Answer, count: Callable[[Rejected], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        serve: ServeRank,
+        answer: Answer,
+        count: Callable[[Rejected], None],
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
         self._path = path
         self._serve = serve
         self._answer = answer
         self._count = count
+        self._patience_seconds = patience_seconds
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
 
@@ -62,14 +71,14 @@ class Receiver:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
-        connection = Connection(reader, writer)
+        connection = Connection(reader, writer, self._patience_seconds)
         try:
             await self._attend(connection)
         except RejectedError as error:
             self._reject(error.reason, str(error))
         except asyncio.CancelledError:
             pass  # the daemon leaves; nothing is awaited behind this
-        except Exception:
+        except Exception:  # noqa: BLE001 - one connection's failure is not the daemon's
             _log.exception("a connection failed")
         finally:
             if connection.slow:

@@ -10,12 +10,12 @@ import structlog
 from sentinel import wire
 from sentinel.daemon import recovery
 from sentinel.daemon.connection import Connection, Rejected, RejectedError
+from sentinel.daemon.core import Core
 from sentinel.daemon.deaths import Deaths, is_alive
 from sentinel.daemon.departures import Departures
 from sentinel.daemon.node import Node
 from sentinel.daemon.pipeline import Pipeline
-from sentinel.daemon.rank import Fleet, Rank
-from sentinel.daemon.writer import Writer
+from sentinel.daemon.rank import Rank
 from sentinel.errors import SentinelError
 from sentinel.records import FromRank, Hello, Origin, Stored, Welcome
 from sentinel.store.database import RankState
@@ -29,21 +29,13 @@ class Sessions:
     """All ranks that are connected, and those expected back."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        writer: Writer,
-        pipeline: Pipeline,
-        departures: Departures,
-        node: Node,
-        url: str,
-        mode: Mode,
+        self, core: Core, pipeline: Pipeline, departures: Departures, node: Node, *, database_url: str, mode: Mode
     ) -> None:
-        self._fleet = fleet
-        self._writer = writer
+        self._fleet, self._writer, _ = core
         self._pipeline = pipeline
         self._departures = departures
         self._node = node
-        self._database_url = url
+        self._database_url = database_url
         self._mode = mode
         self._deaths = Deaths()
         self._unwatch: dict[Rank, Callable[[], None]] = {}

@@ -6,15 +6,16 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import structlog
 
+from sentinel.daemon import batch
+from sentinel.daemon.batch import Item
 from sentinel.errors import TemporaryError
-from sentinel.records import Gap, Origin
+from sentinel.records import Origin
 from sentinel.store.database import Entry, Store
-from sentinel.vocabulary import DropReason
 
 BATCH_ENTRIES = 512
 MOST_QUEUED = 16_384  # beyond this the sockets are not read until the disk has caught up
@@ -25,15 +26,6 @@ LAST_RETRY_SECONDS = 2.0
 T = TypeVar("T")
 Job = Callable[[Store], T]
 _log = structlog.get_logger()
-
-
-class _Item(NamedTuple):
-    """One thing in the ordered queue: an entry, or a job with a future for whoever waits for it."""
-
-    entry: Entry | None
-    job: Job[Any] | None
-    future: "concurrent.futures.Future[Any] | None"
-    critical: bool  # FULL-synced before anyone is told
 
 
 class Writer:
@@ -50,8 +42,8 @@ class Writer:
         self._batch_seconds = batch_seconds
         self._on_stored = on_stored
         self._changed = threading.Condition()
-        self._queue: deque[_Item] = deque()
-        self._urgent: deque[_Item] = deque()
+        self._queue: deque[Item] = deque()
+        self._urgent: deque[Item] = deque()
         self._hurry = False  # something in the queue must not wait for its batch
         self._oldest = 0.0
         self._retry_at = 0.0
@@ -72,23 +64,27 @@ class Writer:
 
     def append(self, entry: Entry, *, critical: bool) -> None:
         """Queue one message. Look at `has_room` before reading more of them."""
-        self._put(_Item(entry, None, None, critical), hurry=critical)
+        self._put(Item(entry, None, None, critical), hurry=critical)
 
     def later(self, job: Job[Any], *, critical: bool = True) -> None:
         """Run `job` after everything queued so far; tried again until the disk takes it."""
-        self._put(_Item(None, job, None, critical), hurry=critical)
+        self._put(Item(None, job, None, critical), hurry=critical)
 
     def alone(self, job: Job[Any]) -> None:
         """Like `later`, once everything before it is committed: for a job that reads what was written."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.add_done_callback(_log_failure)
-        self._put(_Item(None, job, future, True), hurry=True)
+        self._put(Item(None, job, future, True), hurry=True)
 
     async def after(self, job: Job[T]) -> T:
         """Like `later`, and wait for the result."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._put(_Item(None, job, future, True), hurry=True)
+        self._put(Item(None, job, future, True), hurry=True)
         return await asyncio.wrap_future(future)
+
+    async def flushed(self) -> None:
+        """Everything queued so far is committed."""
+        await self.after(_nothing)
 
     async def now(self, job: Job[T]) -> T:
         """Run `job` before everything queued. Raises TemporaryError when the disk does not take it."""
@@ -96,7 +92,7 @@ class Writer:
         with self._changed:
             if self._closing:
                 raise TemporaryError("the database is closed; this daemon is leaving")
-            self._urgent.append(_Item(None, job, future, True))
+            self._urgent.append(Item(None, job, future, True))
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
@@ -126,7 +122,7 @@ class Writer:
         await asyncio.to_thread(self._thread.join, seconds)
         return not self._thread.is_alive() and not self._queue
 
-    def _put(self, item: _Item, *, hurry: bool) -> None:
+    def _put(self, item: Item, *, hurry: bool) -> None:
         with self._changed:
             first = not self._queue
             self._queue.append(item)
@@ -176,17 +172,17 @@ class Writer:
         due = max(self._retry_at, 0.0 if self._hurry or self._closing else self._oldest + self._batch_seconds)
         return max(0.0, due - time.monotonic())
 
-    def _run_urgent(self, store: Store, item: _Item) -> None:
+    def _run_urgent(self, store: Store, item: Item) -> None:
         assert item.job is not None
         try:
             result = item.job(store)
         except Exception as error:  # noqa: BLE001 - handed to whoever waits
             if isinstance(error, TemporaryError):
                 self._note_trouble(error)
-            _fail(item, error)
+            batch.fail(item, error)
             return
         self.trouble = ""
-        _succeed(item, result)
+        batch.succeed(item, result)
 
     def _write_batch(self, store: Store) -> None:
         with self._changed:
@@ -196,7 +192,7 @@ class Writer:
         if len(group) < len(items):
             self._hurry = True
         try:
-            _write(store, group)
+            batch.write(store, group)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing was written and it is tried again
             self._refused(error)
             return
@@ -206,8 +202,8 @@ class Writer:
         self._pauses = _pauses()
         self.trouble = ""
         self._oldest = time.monotonic()
-        self._tell(self._on_stored, _highest(item.entry for item in group if item.entry is not None))
-        if len(self._queue) <= ENOUGH_ROOM and not self._room.is_set():
+        self._tell(self._on_stored, batch.highest(item.entry for item in group if item.entry is not None))
+        if len(self._queue) <= ENOUGH_ROOM and not self._closing and not self._room.is_set():
             self._tell(self._room.set)
 
     def _refused(self, error: Exception) -> None:
@@ -218,7 +214,7 @@ class Writer:
             self._retry_at = time.monotonic() + pause
 
     def _note_trouble(self, error: Exception) -> None:
-        text = _in_words(error)
+        text = batch.in_words(error)
         if not self.trouble:
             _log.error("database refuses writes", error=text)
         self.trouble = text
@@ -231,87 +227,13 @@ class Writer:
             return
 
 
-def _write(store: Store, group: list[_Item]) -> None:
-    """One transaction, or where one item spoils it, item by item. Raises when the disk takes none of it now."""
-    head = group[0]
-    if head.future is not None:
-        _answer(store, head)
-        return
-    try:
-        with store.transaction(critical=any(item.critical for item in group)):
-            for is_entry, items in itertools.groupby(group, key=lambda item: item.entry is not None):
-                if is_entry:
-                    store.write([item.entry for item in items if item.entry is not None], critical=False)
-                else:
-                    _run_all(store, items)
-    except TemporaryError:
-        raise
-    except Exception:
-        _log.exception("a batch was refused for good; its parts are tried one by one", items=len(group))
-        for item in group:
-            _write_or_count(store, item)
-
-
-def _answer(store: Store, item: _Item) -> None:
-    assert item.job is not None
-    try:
-        result = item.job(store)
-    except TemporaryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - handed to whoever waits
-        _fail(item, error)
-        return
-    _succeed(item, result)
-
-
-def _run_all(store: Store, items: Iterable[_Item]) -> None:
-    for item in items:
-        assert item.job is not None
-        item.job(store)
-
-
-def _write_or_count(store: Store, item: _Item) -> None:
-    """An entry that the database can never take becomes a gap, so that it still counts."""
-    try:
-        if item.entry is not None:
-            store.write([item.entry], critical=item.critical)
-        else:
-            _run_all(store, [item])
-    except TemporaryError:
-        raise
-    except Exception:
-        _log.exception("this can never be stored", message=type(item.entry and item.entry.message).__name__)
-        if item.entry is not None and not isinstance(item.entry.message, Gap):
-            seq = item.entry.message.seq
-            lost = Gap(first_seq=seq, last_seq=seq, reason=DropReason.UNEXPLAINED)
-            store.write([Entry(item.entry.origin, lost)], critical=True)
-
-
-def _in_words(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
-def _highest(entries: Iterable[Entry]) -> dict[Origin, int]:
-    highest: dict[Origin, int] = {}
-    for entry in entries:
-        message = entry.message
-        highest[entry.origin] = message.last_seq if isinstance(message, Gap) else message.seq
-    return highest
-
-
-def _succeed(item: _Item, result: object) -> None:
-    if item.future is not None and item.future.set_running_or_notify_cancel():
-        item.future.set_result(result)
+def _nothing(store: Store) -> None:
+    del store
 
 
 def _log_failure(future: "concurrent.futures.Future[Any]") -> None:
     if not future.cancelled() and (error := future.exception()) is not None:
-        _log.error("a write was refused for good", error=_in_words(error), exc_info=error)
-
-
-def _fail(item: _Item, error: Exception) -> None:
-    if item.future is not None and item.future.set_running_or_notify_cancel():
-        item.future.set_exception(error)
+        _log.error("a write was refused for good", error=batch.in_words(error), exc_info=error)
 
 
 def _close(store: Store) -> None:

@@ -139,7 +139,7 @@ def test_an_exception_in_the_loop_makes_the_run_failed(daemon):
         client.start()
         client.end(3, status="failed")
         client.all_stored()
-    until(lambda: status(daemon, "raised") == RunStatus.FAILED)
+    assert until(lambda: status(daemon, "raised") == RunStatus.FAILED)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,9 +12,9 @@ import urllib.request
 import pytest
 
 from sentinel.daemon import lifetime
+from sentinel.daemon.lock import Lock
 from sentinel.daemon.rank import Fleet, Identity, Rank
 from sentinel.errors import DaemonRunningError
-from sentinel.daemon.lock import Lock
 from sentinel.records import Origin
 from sentinel.store.history import History
 from tests.daemon.daemon_process import DaemonProcess
@@ -30,6 +30,7 @@ def test_one_home_has_one_daemon(tmp_path):
             capture_output=True,
             text=True,
             timeout=30,
+            check=False,
         )
         assert second.returncode == 3
         assert str(first.process.pid) in second.stderr
@@ -147,6 +148,7 @@ def test_a_home_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path):
         capture_output=True,
         text=True,
         timeout=30,
+        check=False,
     )
     assert done.returncode == 1
     assert "SENTINEL_HOME" in done.stderr
@@ -165,7 +167,12 @@ def test_settings_that_cannot_be_used_name_the_key(tmp_path, name, value, said):
     process = DaemonProcess(tmp_path / "home")
     environ = {**process.environ, name: value}
     done = subprocess.run(
-        [sys.executable, "-m", "sentinel.cli", "daemon"], env=environ, capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "sentinel.cli", "daemon"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert done.returncode == 2
     assert said in done.stderr

@@ -1,14 +1,18 @@
 """Whatever comes over the socket, the daemon lives, closes that connection, and counts why."""
 
+import asyncio
 import re
 import socket
 import struct
+import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from sentinel import wire
-from sentinel.daemon import connection
+from sentinel.daemon.connection import Rejected
+from sentinel.daemon.receiver import Receiver
 from sentinel.records import ControlReply, ControlRequest, Heartbeat
 from tests.daemon.daemon_process import DaemonProcess
 from tests.daemon.wire_client import WireClient
@@ -74,29 +78,34 @@ def test_a_bad_frame_after_a_good_start_ends_that_rank_s_connection_only(daemon)
         other.all_stored()
 
 
-def test_a_client_that_drips_is_cut_off_after_ten_seconds(daemon, monkeypatch):
-    before = rejected(daemon, "too_slow")
-    silent = WireClient(daemon.places.socket)
-    silent.dial()
-    dripping = WireClient(daemon.places.socket)
-    dripping.dial()
-    half = wire.encode(ControlRequest(wire.VERSION, "status", "latest"))[:-1]
-    assert dripping.socket is not None
-    dripping.socket.settimeout(1.0)
-    sent = 0
-    while sent < len(half):  # one byte a second: each is news, and still the frame never gets whole
-        dripping.put_bytes(half[sent : sent + 1])
-        sent += 1
-        try:
-            if dripping.socket.recv(1) == b"":
-                break
-        except TimeoutError:
-            continue
-    assert 8 <= sent <= connection.PATIENCE_SECONDS + 3
-    assert silent.is_cut_off(5)
-    dripping.close()
-    silent.close()
-    assert rejected(daemon, "too_slow") == before + 2
+def test_a_client_that_drips_or_says_nothing_is_cut_off_in_time(tmp_path):
+    assert asyncio.run(_drip(tmp_path / "s")) == [Rejected.TOO_SLOW, Rejected.TOO_SLOW]
+
+
+async def _drip(path: Path) -> list[Rejected]:
+    counted: list[Rejected] = []
+    receiver = Receiver(path, _never, _never, counted.append, patience_seconds=0.5)
+    await receiver.start()
+    silent, silent_writer = await asyncio.open_unix_connection(path)
+    dripping, writer = await asyncio.open_unix_connection(path)
+    began = time.monotonic()
+    cut = asyncio.ensure_future(dripping.read())
+    for byte in wire.encode(ControlRequest(wire.VERSION, "status", "latest"))[:-1]:
+        writer.write(bytes([byte]))  # each is news, and still the frame never gets whole
+        if (await asyncio.wait({cut}, timeout=0.1))[0]:
+            break
+    assert cut.done()
+    assert 0.4 < time.monotonic() - began < 3
+    assert await asyncio.wait_for(silent.read(), 3) == b""
+    receiver.stop()
+    await receiver.close()
+    for each in (writer, silent_writer):
+        each.close()
+    return counted
+
+
+async def _never(*message: object) -> None:
+    raise AssertionError(f"nothing whole was sent, and yet {message} arrived")
 
 
 def test_a_client_that_does_not_read_is_cut_off(daemon):
@@ -110,11 +119,15 @@ def test_a_client_that_does_not_read_is_cut_off(daemon):
     client.socket.settimeout(5)
     again = wire.encode(record) * 500  # each repetition is acknowledged, and nobody reads it
     with pytest.raises(OSError):
-        for _ in range(2000):
-            client.socket.sendall(again)
+        _send_for_ever(client.socket, again)
     client.close()
     until(lambda: rejected(daemon, "slow_consumer") == before + 1)
     assert still_serves(daemon)
+
+
+def _send_for_ever(sock: socket.socket, data: bytes) -> None:
+    while True:
+        sock.sendall(data)
 
 
 def test_the_socket_is_for_its_owner_only(daemon):

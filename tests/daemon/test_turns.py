@@ -162,9 +162,10 @@ def test_three_tries_and_no_more(daemon):
 def test_a_rank_that_does_not_answer_gets_an_abort_and_the_turn_ends(daemon):
     client = running(daemon, "silent")
     asked = Asked(daemon, "silent", "pause")
-    for _ in range(3):
-        command = client.expect(Command)
-        assert not client.expect(Word, command_id=command.id).commit
+    for _ in range(2):
+        client.ack(client.expect(Command), "refused", Reason.BUSY)
+    unanswered = client.expect(Command)
+    assert not client.expect(Word, command_id=unanswered.id).commit
     assert asked.reply(15).reason == "expired"
     client.close()
 
