@@ -50,9 +50,9 @@ class Kind(StrEnum):
 
 
 class Severity(StrEnum):
-    INFO = "info"
-    WARNING = "warning"
-    CRITICAL = "critical"
+    INFO = "info"  # good to know
+    WARNING = "warning"  # look at it
+    CRITICAL = "critical"  # the run is in danger
 
 
 class Tier(StrEnum):
@@ -65,48 +65,48 @@ class Tier(StrEnum):
 
 
 class Action(StrEnum):
-    NONE = "none"
-    SKIP_UPDATE = "skip_update"
-    ROLLBACK = "rollback"
-    RETRY = "retry"
-    RESIZE = "resize"
-    SCALE_LR = "scale_lr"
-    RAISE_PRECISION = "raise_precision"
-    ACCUMULATE = "accumulate"
-    COMPRESS = "compress"
-    SHRINK = "shrink"
-    RESTART = "restart"
-    PAUSE = "pause"
-    STOP = "stop"
+    NONE = "none"  # recorded only
+    SKIP_UPDATE = "skip_update"  # this update is not applied
+    ROLLBACK = "rollback"  # back to a verified snapshot, same process
+    RETRY = "retry"  # the same step again
+    RESIZE = "resize"  # another micro-batch, the same global batch
+    SCALE_LR = "scale_lr"  # the learning rate times a factor, for a while
+    RAISE_PRECISION = "raise_precision"  # a wider number format
+    ACCUMULATE = "accumulate"  # synchronise less often
+    COMPRESS = "compress"  # smaller messages between ranks
+    SHRINK = "shrink"  # go on with fewer data-parallel replicas
+    RESTART = "restart"  # a new process from a checkpoint
+    PAUSE = "pause"  # wait for a person
+    STOP = "stop"  # end the run in order
 
 
 class Outcome(StrEnum):
-    PENDING = "pending"
-    APPLIED = "applied"
-    REFUSED = "refused"
-    FAILED = "failed"
-    ABORTED = "aborted"
+    PENDING = "pending"  # in flight
+    APPLIED = "applied"  # carried out and verified
+    REFUSED = "refused"  # the rank said no, with a reason
+    FAILED = "failed"  # tried, and not verified
+    ABORTED = "aborted"  # prepared, then not committed
 
 
 class Quality(StrEnum):
-    PENDING = "PENDING"
-    GOOD = "GOOD"
-    SUSPECT = "SUSPECT"
-    BAD = "BAD"
+    PENDING = "PENDING"  # finite, not proven yet
+    GOOD = "GOOD"  # finite, and followed by enough clean steps
+    SUSPECT = "SUSPECT"  # taken at or shortly before the onset of an incident
+    BAD = "BAD"  # not finite, changed in memory, or of another state
 
 
 class Mode(StrEnum):
     """In falling order of power; SENTINEL_MODE can only go down this list."""
 
-    PROTECT = "protect"
-    OBSERVE = "observe"
-    OFF = "off"
+    PROTECT = "protect"  # watches and acts
+    OBSERVE = "observe"  # watches, never acts
+    OFF = "off"  # does nothing
 
 
 class UpdateResult(StrEnum):
     """What became of one update attempt."""
 
-    APPLIED = "applied"
+    APPLIED = "applied"  # the weights changed
     OVERFLOW = "overflow"  # GradScaler skipped it: normal under AMP
     REFLEX = "reflex"  # sentinel skipped it: a non-finite gradient
     TURN = "turn"  # the attempt in whose place a turn was carried out
@@ -120,8 +120,8 @@ class DropReason(StrEnum):
 
 
 class RunStatus(StrEnum):
-    RUNNING = "running"
-    COMPLETED = "completed"
+    RUNNING = "running"  # a rank is connected, or may come back
+    COMPLETED = "completed"  # every rank said that it is done
     FAILED = "failed"  # ended by an exception
     LOST = "lost"  # the process vanished without a word
 
@@ -138,32 +138,32 @@ class Reason(StrEnum):
     NOTICE_ONLY = "notice_only"  # tier T1 never acts
     HARMLESS = "harmless"  # e.g. a NaN loss with finite gradients and weights
     UNCONFIRMED = "unconfirmed"  # still within its confirmation window
-    OBSERVE_MODE = "observe_mode"
+    OBSERVE_MODE = "observe_mode"  # the run only watches
     NOT_ALLOWED = "not_allowed"  # respond.allow leaves it out
-    COOLDOWN = "cooldown"
-    BUDGET_SPENT = "budget_spent"
+    COOLDOWN = "cooldown"  # too soon after the last action for this kind
+    BUDGET_SPENT = "budget_spent"  # respond.budget actions within respond.window_steps already
     RANKS_MISSING = "ranks_missing"  # not every rank of the world is connected
     SEVERAL_RANKS = "several_ranks"  # turns on more than one rank are not available in this version
     IN_FLIGHT = "in_flight"  # another command has not ended yet
     NO_SNAPSHOT = "no_snapshot"  # nothing verified and older than the onset to return to
     NO_RECORD = "no_record"  # the action could not be written down first
-    SELF_HEALED = "self_healed"
-    NO_ACTION_FOR_KIND = "no_action_for_kind"
+    SELF_HEALED = "self_healed"  # it ended by itself before anything was due
+    NO_ACTION_FOR_KIND = "no_action_for_kind"  # recorded only; see docs/kinds.md
     LOOP_CANNOT = "loop_cannot"  # the loop does not offer what the action needs
     NO_DISK_TIER = "no_disk_tier"  # checkpoints on disk are not available in this version
-    RUN_ENDED = "run_ended"
+    RUN_ENDED = "run_ended"  # nobody is left to act on
     # verdicts and acks
-    OK = "ok"
-    STALE_GENERATION = "stale_generation"
-    WRONG_RUN = "wrong_run"
-    REPLAYED = "replayed"
-    EXPIRED = "expired"
+    OK = "ok"  # done as asked
+    STALE_GENERATION = "stale_generation"  # history was rewritten since the command was made
+    WRONG_RUN = "wrong_run"  # the command names another run or attempt
+    REPLAYED = "replayed"  # its sequence number is not above the last one seen
+    EXPIRED = "expired"  # it came after not_after
     TOO_LATE = "too_late"  # the rank's step had passed apply_at
     BUSY = "busy"  # another command is pending on the rank
-    WRONG_PHASE = "wrong_phase"
+    WRONG_PHASE = "wrong_phase"  # the loop is not training, for instance in `run.phase("eval")`
     NO_WORD = "no_word"  # neither commit nor abort came in time
-    DETACHED = "detached"
+    DETACHED = "detached"  # the Run has ended on this rank
     NOT_VERIFIED = "not_verified"  # the restored state failed its check
-    UNKNOWN_VERB = "unknown_verb"
+    UNKNOWN_VERB = "unknown_verb"  # `sentinel ctl` was asked for something that it does not know
     LIMIT_REACHED = "limit_reached"  # a pause reached its limit
-    ERROR = "error"
+    ERROR = "error"  # something of ours failed; the text says what
