@@ -41,7 +41,7 @@ class Keeper:
         if now < self._not_before or (connected and self._due is not None and now < self._due[1]):
             return
         self._due = None
-        self._write(now)
+        self._write(newest, now)
 
     def acknowledge(self, seq: int) -> None:
         """The daemon has everything up to `seq`."""
@@ -68,7 +68,7 @@ class Keeper:
     def _written_seq(self) -> int:
         return self._spool.written_seq if self._spool is not None else 0
 
-    def _write(self, now: float) -> None:
+    def _write(self, newest: int, now: float) -> None:
         hello = self._hello()
         if self._spool is None:
             self._spool = Spool(self._places.spool(hello.run_id, hello.rank, hello.nonce))
@@ -87,3 +87,4 @@ class Keeper:
             )
         else:
             self.works = True
+            self._spool.written_seq = max(self._spool.written_seq, newest)

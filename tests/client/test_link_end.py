@@ -14,8 +14,9 @@ import pytest
 from sentinel.client import keeper as keeper_module
 from sentinel.records import Ack, Hello, RunStart
 from sentinel.testing import FakeDaemon
+from sentinel.vocabulary import Reason
 from tests.client.recording import make_link, short_places, spooled
-from tests.client.test_outbox import critical, run_start, telemetry
+from tests.client.test_outbox import critical, lasting, run_start, telemetry
 from tests.waiting import until
 
 
@@ -100,6 +101,27 @@ def test_nobody_keeps_a_record_without_daemon_and_with_an_unwritable_home(places
         daemon.wait_for(lambda: daemon.of(Ack))
         assert link.record_kept
         link.close(2.0)
+
+
+def test_a_critical_message_that_cannot_be_written_down_does_not_keep_the_disk_busy(
+    places, linked, monkeypatch
+) -> None:
+    link, outbox, recorder = linked
+    path = places.spool("run-1", 0, "n1")
+    until(path.exists)
+    real, synced = os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(descriptor) or real(descriptor))
+    outbox.push(Ack(0, 1.0, "c", "failed", Reason.ERROR, text="\udcff"))
+    until(lambda: synced)
+    for _ in range(5):
+        tries = link._approach._failures
+        link._approach.next_try = 0.0
+        outbox.push(lasting())  # wakes the thread
+        until(lambda before=tries: link._approach._failures > before)
+    outbox.push(critical())
+    until(lambda: len(spooled(path)) == 3)
+    assert len(synced) <= 3
+    assert "spool" not in recorder.troubles
 
 
 def test_close_delivers_what_is_left_and_leaves_nothing_behind(places) -> None:
