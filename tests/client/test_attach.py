@@ -26,7 +26,7 @@ def train(setup: Any, run: Any, steps: int) -> None:
 
 
 def test_no_parameter_in_common_is_refused(home: places.Places) -> None:
-    with pytest.raises(MisuseError, match="no parameter in common.*build the optimizer"):
+    with pytest.raises(MisuseError, match=r"no parameter in common.*build the optimizer"):
         sentinel.attach(make().model, make().optimizer)
 
 
@@ -66,9 +66,9 @@ def test_wrong_arguments_and_settings_raise_and_say_what_to_do(
 
 
 def test_what_is_no_model_or_optimizer_is_refused(home: places.Places) -> None:
-    with pytest.raises(MisuseError, match="pass a torch.nn.Module"):
+    with pytest.raises(MisuseError, match=r"pass a torch\.nn\.Module"):
         sentinel.attach(object(), make().optimizer)  # type: ignore[arg-type]
-    with pytest.raises(MisuseError, match="pass a torch.optim.Optimizer"):
+    with pytest.raises(MisuseError, match=r"pass a torch\.optim\.Optimizer"):
         sentinel.attach(make().model, object())
     with pytest.raises(MisuseError, match="empty list"):
         sentinel.attach(make().model, [])
