@@ -133,11 +133,10 @@ def _tell(verb: Verb, reply: ControlReply) -> None:
 
 
 def _details(body: dict[str, Any]) -> str:
+    at = f" at step {body['applied_step']}" if body.get("applied_step") is not None else ""
     parts = []
     if body.get("target_step") is not None:
         parts.append(f"back to step {body['target_step']}")
-    if body.get("applied_step") is not None:
-        parts.append(f"at step {body['applied_step']}")
     if body.get("skipped_batches"):
         parts.append(f"{body['skipped_batches']} batches left out")
-    return f": {', '.join(parts)}" if parts else ""
+    return f"{at}: {', '.join(parts)}" if parts else at

@@ -1,5 +1,6 @@
 """What a rank sends is stored once, acknowledged after that, and accounted for exactly."""
 
+import os
 import random
 from pathlib import Path
 
@@ -142,7 +143,8 @@ def test_an_exception_in_the_loop_makes_the_run_failed(daemon):
     assert until(lambda: status(daemon, "raised") == RunStatus.FAILED)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(50 if os.environ.get("SENTINEL_TEST_LONG") else 3))
 def test_killed_at_a_random_moment_and_started_again_it_has_every_record_exactly_once(tmp_path: Path, seed):
     dice = random.Random(seed)
     with DaemonProcess(tmp_path / "home") as daemon:

@@ -1,17 +1,26 @@
 """Health, metrics, the page and the API, asked over a real socket."""
 
+import asyncio
 import http.client
 import json
 import shutil
 import subprocess
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+from sentinel.config import HttpSettings
+from sentinel.daemon.core import Core
+from sentinel.daemon.dispatcher import Dispatcher
+from sentinel.daemon.http import Http, Seen
+from sentinel.daemon.metrics import Metrics
+from sentinel.daemon.rank import Fleet
+from sentinel.daemon.writer import Writer
+from sentinel.store.database import Store
 from sentinel.store.strict_json import dumps
 from tests.daemon.daemon_process import DaemonProcess
 from tests.daemon.wire_client import WireClient
-from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +37,11 @@ def daemon(tmp_path_factory):
 
 
 def ask(daemon: DaemonProcess, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(daemon.url.removeprefix("http://"), timeout=10)
+    return _get(daemon.url.removeprefix("http://"), path, method, **headers)
+
+
+def _get(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address, timeout=10)
     connection.request(method, path, headers=headers)
     reply = connection.getresponse()
     text = reply.read().decode()
@@ -125,39 +138,22 @@ def test_prometheus_is_told_where_to_scrape(daemon):
         assert reply.status == 200
 
 
-def test_a_disk_that_refuses_shows_in_ready_and_nothing_is_acknowledged_meanwhile(tmp_path):
-    with DaemonProcess(tmp_path / "home") as daemon:
-        client = WireClient(daemon.places.socket, "locked")
-        client.connect()
-        client.start()
-        client.all_stored()
-        with _Locked(daemon):
-            client.steps(1, 5)
-            status, text = until(lambda: _unready(daemon), 30)
-            assert status == 503
-            assert "not ready" in text
-            assert client.stored_seq == 1
-        client.all_stored(30)
-        assert until(lambda: ask(daemon, "/-/ready")[0] == 200)
-        client.close()
+def test_it_is_not_ready_while_the_database_takes_nothing(tmp_path):
+    assert asyncio.run(_ask_unready(tmp_path)) == (503, "not ready: disk full\n")
 
 
-def _unready(daemon: DaemonProcess) -> tuple[int, str] | None:
-    status, text = ask(daemon, "/-/ready")
-    return (status, text) if status != 200 else None
+async def _ask_unready(home: Path) -> tuple[int, str]:
+    fleet, metrics = Fleet(), Metrics()
+    dispatcher = Dispatcher(Core(fleet, Writer(_no_store, 0.05, dict), metrics))
+    served = Http(
+        HttpSettings(port=0), Seen(fleet, metrics, dispatcher, f"sqlite:///{home}/none.db", lambda: "disk full")
+    )
+    await served.start()
+    try:
+        return await asyncio.to_thread(_get, served.address, "/-/ready")
+    finally:
+        await served.close()
 
 
-class _Locked:
-    """Another process's write lock on the database, longer than the daemon's patience."""
-
-    def __init__(self, daemon: DaemonProcess) -> None:
-        import sqlite3
-
-        self._connection = sqlite3.connect(daemon.places.database, isolation_level=None)
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, *error: object) -> None:
-        self._connection.execute("ROLLBACK")
-        self._connection.close()
+def _no_store() -> Store:
+    raise AssertionError("HTTP never writes")
