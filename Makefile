@@ -24,16 +24,18 @@ types: $(READY)
 contracts: $(READY)
 	$(BIN)/lint-imports
 
-unit: $(READY)
-	$(RANKS_ENV) $(BIN)/python -m pytest --cov --cov-report= tests
-	@$(BIN)/coverage combine --quiet --append 2>/dev/null || true
-	@$(BIN)/coverage report --include='sentinel/*' | tail -n 40
+unit: $(READY)  ## tests, and the line coverage of sentinel/ with what they start
+	$(RANKS_ENV) $(BIN)/python -m pytest --cov --cov-report=term tests
 
 long: $(READY)  ## campaigns with real processes, complete
 	$(RANKS_ENV) SENTINEL_TEST_LONG=1 $(BIN)/python -m pytest tests -m long
 
 bench: $(READY)  ## speed, as ratios against a named floor
 	$(RANKS_ENV) $(BIN)/python -m tests.benchmarks
+
+docs: $(READY)  ## write the generated documents again
+	$(BIN)/python -m sentinel.respond.kinds > docs/kinds.md
+	$(BIN)/python -m tests.generated_docs
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
