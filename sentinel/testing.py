@@ -129,7 +129,7 @@ class FakeDaemon:
 
     def command(self, action: Action, *, apply_at: int, **fields: Any) -> Command:
         """A command for the rank that said hello last, with identity, order and deadline filled in."""
-        hello = self.of(Hello)[-1]
+        hello = self.wait_for(lambda: self.of(Hello))[-1]
         self._sequence += 1
         filled: dict[str, Any] = {
             "id": f"command-{self._sequence}",

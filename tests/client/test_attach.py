@@ -160,17 +160,19 @@ def test_mode_off_is_a_no_op_that_loops_still_can_use(home: places.Places) -> No
     run.detach()
 
 
-def test_rank_zero_alone_in_a_job_of_two_only_observes(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_zero_alone_in_a_job_of_two_only_observes(home: places.Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     setup = make()
-    run = sentinel.attach(setup.model, setup.optimizer)
-    inputs, targets = next(iter(loader()))
-    nn.functional.cross_entropy(setup.model(inputs), targets).backward()
-    setup.model[0].weight.grad.fill_(float("nan"))
-    setup.optimizer.step()
-    run.detach()
-    assert not daemon.of(Reflex)
+    with FakeDaemon(home.socket, may_act=False) as daemon:
+        run = sentinel.attach(setup.model, setup.optimizer)
+        inputs, targets = next(iter(loader()))
+        nn.functional.cross_entropy(setup.model(inputs), targets).backward()
+        setup.model[0].weight.grad.fill_(float("nan"))
+        setup.optimizer.step()
+        run.detach()
+        assert len(daemon.of(StepRecord)) == 1
+        assert not daemon.of(Reflex)
     assert torch.isnan(setup.model[0].weight).all()
 
 
