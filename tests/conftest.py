@@ -5,6 +5,7 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -15,12 +16,14 @@ SEED = "SENTINEL_TEST_SEED"  # chooses the tenth that runs otherwise
 def require_service(path_or_name: str) -> str:
     """The path of a program that a test needs; without it the test skips, or fails where CI=true."""
     found = shutil.which(path_or_name)
-    if found is not None:
-        return found
-    message = f"{path_or_name} is not installed"
+    return missing(f"{path_or_name} is not installed") if found is None else found
+
+
+def missing(what: str) -> NoReturn:
+    """End a test that cannot run here: skipped, but failed where CI=true."""
     if os.environ.get("CI") == "true":
-        pytest.fail(f"{message}; the CI script installs it")
-    pytest.skip(message)
+        pytest.fail(f"{what}; .ci/run is to provide it")
+    pytest.skip(what)
 
 
 @pytest.fixture
