@@ -45,7 +45,7 @@ Watcher = Callable[[Variant, int, float], None]  # run, step, loss
 def play(plan: Plan, home: Path, watch: Watcher) -> dict[Variant, Result]:
     """Train every variant. What sentinel records goes to `home`."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(2)  # the same number everywhere: how sums are split decides their last bits
+    torch.set_num_threads(1)  # the same everywhere, and the other core is the daemon's
     try:
         text = load_text(plan)
         return {variant: _one(variant, text, plan, home, watch) for variant in Variant}

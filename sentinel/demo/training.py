@@ -1,6 +1,7 @@
 """One training run of the demo: an ordinary loop, with two lines of sentinel where it is asked for."""
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,9 @@ import sentinel
 from sentinel.demo import corpus, data
 from sentinel.demo.model import CharacterGPT
 from sentinel.demo.plan import Faults, Plan
+
+DAEMON_SECONDS = 20.0  # most time that the demo gives its daemon to start
+_POLL = threading.Event()  # never set; its wait is the pause between two looks
 
 Watcher = Callable[[int, float], None]  # called after every step with its number and loss
 
@@ -90,7 +94,7 @@ def evaluate(model: CharacterGPT, text: Text, plan: Plan) -> float:
 
 
 def _attach(model: CharacterGPT, optimizer: Any, scheduler: Any, plan: Plan) -> Any:
-    return sentinel.attach(
+    run = sentinel.attach(
         model,
         optimizer,
         scheduler=scheduler,
@@ -98,6 +102,11 @@ def _attach(model: CharacterGPT, optimizer: Any, scheduler: Any, plan: Plan) -> 
         config={"steps": plan.steps, "seed": plan.seed, "batch": plan.batch, "peak_lr": plan.peak_lr},
         settings={"snapshot": {"every_steps": plan.snapshot_every_steps}},
     )
+    # `attach` never waits for its daemon. This run may be over before a slow machine has started one.
+    deadline = time.monotonic() + DAEMON_SECONDS
+    while not run.url and time.monotonic() < deadline:
+        _POLL.wait(0.05)
+    return run
 
 
 def _strike(model: CharacterGPT, number: int, plan: Plan, faults: Faults, *, already: int) -> int:

@@ -125,7 +125,7 @@ def _merge(case: Case, finding: Finding) -> bool:
         kind=kind,
         severity=severity,
         tier=tier,
-        last_step=finding.step,
+        last_step=max(incident.last_step, finding.step),  # after a rollback step numbers come again
         summary=finding.summary if grew and finding.kind is kind else incident.summary,
         evidence=evidence,
     )

@@ -21,7 +21,7 @@ from sentinel.records import (
 from sentinel.respond import incident as incidents
 from sentinel.respond.incident import Case, Change, Incidents
 from sentinel.respond.kinds import Family, row
-from sentinel.respond.policy import MOST_TRIES, Situation, Standing, decide, onset_of
+from sentinel.respond.policy import MOST_TRIES, Situation, Standing, decide, onset_of, rollback_onset
 from sentinel.respond.rewind import Rewind
 from sentinel.vocabulary import Action, Outcome, Reason, Tier
 
@@ -194,12 +194,14 @@ class Judge:
     def _standing(self, case: Case, finding: Finding) -> Standing:
         respond = self._settings.respond
         of_kind = [clock for clock, family in self._applied if family is case.family]
-        onset = onset_of(case, finding)
+        onset = rollback_onset(case, finding, self._settings)
         exact = row(case.incident.kind).exact_onset
+        # A loop that cannot skip goes on with the next data: waiting longer each time leads it out of a bad window.
+        cooldown = respond.cooldown_steps * 2 ** max(0, case.rung - 1)
         return Standing(
             step=finding.step,
             finding=finding,
-            cooling=bool(of_kind) and self._clock - of_kind[-1] < respond.cooldown_steps,
+            cooling=bool(of_kind) and self._clock - of_kind[-1] < cooldown,
             spent=sum(self._clock - clock < respond.window_steps for clock in of_kind),
             position=self._position,
             target_position=self._rewind.position_before(onset - self._margin(exact=exact), pending_ok=exact),

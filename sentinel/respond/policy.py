@@ -37,7 +37,7 @@ class Standing(NamedTuple):
 
     step: int
     finding: Finding  # the one that asks
-    cooling: bool  # an action of this kind was applied less than respond.cooldown_steps ago
+    cooling: bool  # the last action of this kind is too recent: respond.cooldown_steps, doubled with every rung
     spent: int  # actions of this kind within respond.window_steps
     position: int | None  # batches handed out so far
     target_position: int | None  # the same at the snapshot that a rollback would return to
@@ -66,6 +66,16 @@ def onset_of(case: Case, finding: Finding) -> int:
     """The first bad step of what the finding reports, in the numbers of the live generation."""
     same = finding.kind is case.incident.kind or case.acted
     return finding.onset_step if same else min(finding.onset_step, case.incident.onset_step)
+
+
+def rollback_onset(case: Case, finding: Finding, settings: Settings) -> int:
+    """What the target of a rollback must be older than. A plan whose data is the same needs an older snapshot.
+
+    A loop that cannot skip data meets other data all the same: it goes on with what comes next.
+    """
+    onset = onset_of(case, finding)
+    same_data = _data(case, settings) == "replay"
+    return min(onset, case.targets[-1]) if case.targets and (case.rung >= 2 or same_data) else onset
 
 
 def nothing(case: Case, reason: Reason, step: int, wanted: Action | None = None) -> Decision:
@@ -138,10 +148,7 @@ def _rollback(case: Case, situation: Situation, standing: Standing, settings: Se
     incident, this = case.incident, row(case.incident.kind)
     data = _data(case, settings)
     skip = _ahead(case, standing) if case.rung and data == "skip" else None
-    onset = onset_of(case, standing.finding)
-    changes_data = data == "skip" and "skip_data" in situation.can and skip is not None
-    if case.targets and (case.rung >= 2 or not changes_data):
-        onset = min(onset, case.targets[-1])  # an older snapshot than last time
+    onset = rollback_onset(case, standing.finding, settings)
     decision = Decision(
         action=Action.ROLLBACK,
         reason=Reason.RECURRED if case.rung else Reason.CONFIRMED,

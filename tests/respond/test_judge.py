@@ -106,12 +106,34 @@ def test_scale_lr_is_part_of_the_third_rollback_where_it_is_allowed_and_possible
     assert bench.acting[-1].factor == 0.5
 
 
-def test_a_loop_that_cannot_skip_data_is_taken_further_back_the_second_time():
+@pytest.mark.parametrize("bad_batches", [8, 20, 30])
+def test_a_loop_that_cannot_skip_data_gets_through_a_long_bad_window_without_a_pause(bad_batches):
     bench = spiked(can=frozenset({"rollback", "pause"}))
-    bench.answer(bench.acting[0], target=40)
-    bench.steps(41, 92)
-    bench.steps(93, 103, loss=6.0)
-    assert bench.acting[1].onset_step <= 40
+    step, left = 40, bad_batches - 2
+    bench.answer(bench.acting[-1], target=40)
+    answered = 1
+    while left > 0:
+        step, left = step + 1, left - 1
+        bench.steps(step, step, loss=6.0)
+        if len(bench.acting) > answered:
+            bench.answer(bench.acting[-1], target=40)
+            answered, step = answered + 1, 40
+    bench.steps(step + 1, 160)
+    assert {decision.action for decision in bench.acting} == {Action.ROLLBACK}
+    assert bench.only.status is IncidentStatus.RESOLVED
+
+
+def test_replayed_data_that_fails_again_is_skipped_or_replayed_from_further_back():
+    replaying = replace(Settings(), rollback=replace(Settings().rollback, data="replay"))
+    for chosen, data, older in ((None, "skip", False), (replaying, "replay", True)):
+        bench = Bench(settings=chosen)
+        bench.steps(1, 40)
+        bench.see(refused(40))
+        bench.answer(bench.acting[0], target=20)
+        bench.steps(21, 39)
+        bench.see(refused(40, generation=1))
+        assert bench.acting[1].data == data
+        assert (bench.acting[1].onset_step <= 20) is older
 
 
 def test_the_detectors_go_back_with_the_snapshot():
