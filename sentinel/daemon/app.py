@@ -18,6 +18,7 @@ from sentinel.daemon.core import Core
 from sentinel.daemon.departures import Departures
 from sentinel.daemon.dispatcher import Dispatcher
 from sentinel.daemon.http import Http, Seen
+from sentinel.daemon.judging import Judging
 from sentinel.daemon.lifetime import NOBODY_SECONDS, Lifetime
 from sentinel.daemon.lock import Lock
 from sentinel.daemon.metrics import Metrics
@@ -31,6 +32,7 @@ from sentinel.errors import PermanentError
 from sentinel.places import Places, make_private
 from sentinel.records import Origin
 from sentinel.store.database import Store
+from sentinel.store.engine import sqlite_file
 from sentinel.store.location import is_elsewhere, url_of
 from sentinel.vocabulary import Reason
 
@@ -76,18 +78,19 @@ class _Daemon:
         self._url = url = url_of(places, settings.store.url)
         if is_elsewhere(places) and not settings.store.url:
             _log.warning("the home is on a network file system; the database lies on this node", database=url)
+        self._database_file = sqlite_file(url)
         self._fleet = Fleet()
         self._metrics = Metrics()
         self._writer = Writer(lambda: Store.open(url), settings.store.batch_seconds, self._stored)
         core = Core(self._fleet, self._writer, self._metrics)
         self._dispatcher = Dispatcher(core)
-        self._pipeline = Pipeline(core, self._dispatcher, settings)
+        self._pipeline = Pipeline(core, self._dispatcher, Judging(core, self._dispatcher, settings))
         self._departures = Departures(core, self._dispatcher, self._pipeline, places)
         self._node = Node(self._fleet, self._writer, places.home)
         self._sessions = Sessions(
             core, self._pipeline, self._departures, self._node, database_url=url, mode=settings.mode
         )
-        control = Control(self._fleet, self._dispatcher, url)
+        control = Control(core, self._dispatcher, url)
         self._receiver = Receiver(places.socket, self._sessions.serve, control.answer, self._metrics.reject)
         seen = Seen(self._fleet, self._metrics, self._dispatcher, url, lambda: self._writer.trouble)
         self._http = Http(settings.http, seen)
@@ -135,6 +138,9 @@ class _Daemon:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._pipeline.note_heard()
+            if self._database_file is not None and not self._database_file.exists():
+                _log.error("the database was removed, so this daemon leaves", database=str(self._database_file))
+                self._leave.set()
             if self._lifetime.is_over(time.monotonic()):
                 _log.info("the last run has ended, so this daemon leaves")
                 self._leave.set()

@@ -1,6 +1,7 @@
 """Answer `sentinel ctl`: one request over the Unix socket, one reply."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -8,14 +9,16 @@ from typing import Any
 
 import structlog
 
+from sentinel.daemon.core import Core
 from sentinel.daemon.dispatcher import Dispatcher, Result
-from sentinel.daemon.rank import Fleet, LiveRun, Rank
+from sentinel.daemon.rank import LiveRun, Rank
 from sentinel.errors import NoSuchRunError, SentinelError
 from sentinel.records import ControlReply, ControlRequest, Decision
 from sentinel.store.history import History
 from sentinel.vocabulary import Action, Outcome, Reason
 
 RELEASE_SECONDS = 30.0  # for a paused loop to say that it goes on
+FLUSH_SECONDS = 2.0
 NO_SUCH_RUN = "no_such_run"
 _log = structlog.get_logger()
 
@@ -23,8 +26,8 @@ _log = structlog.get_logger()
 class Control:
     """The verbs. What a person asks for goes through the same turns as the daemon's own decisions."""
 
-    def __init__(self, fleet: Fleet, dispatcher: Dispatcher, database_url: str) -> None:
-        self._fleet = fleet
+    def __init__(self, core: Core, dispatcher: Dispatcher, database_url: str) -> None:
+        self._fleet, self._writer, _ = core
         self._dispatcher = dispatcher
         self._database_url = database_url
         self._verbs: dict[str, Callable[[LiveRun, dict[str, Any]], Awaitable[ControlReply]]] = {
@@ -135,6 +138,9 @@ class Control:
 
     async def _ended(self, request: ControlRequest) -> ControlReply:
         """The run is not live: known from the database, or not at all."""
+        with contextlib.suppress(TimeoutError):  # its end may still be on its way there
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._writer.flushed()
         found = await asyncio.to_thread(_from_database, self._database_url, request.run)
         if request.verb == "status":
             return ControlReply(ok=True, reason=Reason.RUN_ENDED, body=found)

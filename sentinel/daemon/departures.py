@@ -105,7 +105,7 @@ class Departures:
         if rank.ended:
             return
         self._dispatcher.rank_ended(rank)
-        self._pipeline.end(rank)
+        self._pipeline.judging.end(rank)
         rank.ended = True
         rank.status = status
         self._metrics.rank(rank.origin.run_id, rank.origin.rank).end()

@@ -6,23 +6,24 @@ but the refusal of several ranks depends on that.
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 import structlog
 
+from sentinel.daemon.command import make_command, why_refused
 from sentinel.daemon.core import Core
 from sentinel.daemon.rank import LiveRun, Rank
-from sentinel.daemon.turn import PASSING, Turn, TurnState, Verdict, apply_at, valid_seconds
+from sentinel.daemon.turn import PASSING, Turn, TurnState, Verdict
 from sentinel.daemon.writer import Job
 from sentinel.errors import SentinelError
-from sentinel.records import Ack, Command, Decision, Word
-from sentinel.vocabulary import Action, Mode, Outcome, Reason
+from sentinel.records import Ack, Decision, Word
+from sentinel.vocabulary import Action, Outcome, Reason
 
 PREPARE_SECONDS = 2.0  # for every rank to answer a prepare
 RETRY_SECONDS = 0.25  # between two tries of a turn
 MOST_TRIES = 3
+MORE_ROOM = 1.5  # times the round trip that was measured, after a rank was too far
 GRACE_SECONDS = 5.0  # after a command's deadline, for its outcome to arrive
 _log = structlog.get_logger()
 
@@ -60,20 +61,8 @@ class Dispatcher:
 
     def refusal(self, run: LiveRun, decision: Decision) -> Reason | None:
         """Why a decision cannot be carried out now, before anything is sent."""
-        first = run.first
-        can = first.start.can if first.start else frozenset()
-        needed = {Action.ROLLBACK: "rollback", Action.PAUSE: "pause", Action.STOP: "stop"}.get(decision.action)
-        if len(run.connected) < run.world_size:
-            return Reason.RANKS_MISSING
-        if run.world_size > 1:
-            return Reason.SEVERAL_RANKS
-        if first.start is not None and first.start.mode is not Mode.PROTECT:
-            return Reason.OBSERVE_MODE
-        if needed not in can:
-            return Reason.LOOP_CANNOT
-        if self.in_flight(run.run_id):
-            return Reason.IN_FLIGHT
-        return Reason.BUSY if run.paused_by else None
+        reason = why_refused(run, decision)
+        return Reason.IN_FLIGHT if reason is None and self.in_flight(run.run_id) else reason
 
     def begin(self, rank: Rank, decision_id: str, decision: Decision, record: Job[Any]) -> "asyncio.Future[Result]":
         """Start a turn. `record` writes what led to it, in the same commit as the command. Returns at once."""
@@ -85,7 +74,7 @@ class Dispatcher:
             self._writer.later(record)
             self._conclude(rank, decision_id, decision, Result(Outcome.REFUSED, reason or Reason.RUN_ENDED))
             return future
-        command = self._command(run, decision)
+        command = make_command(run, decision)
         turn = Turn(decision_id, decision, command, run.ranks)
         self._turns[run.run_id] = turn
         self._spawn(self._prepare(run, turn, record))
@@ -136,28 +125,6 @@ class Dispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------ prepare
-
-    def _command(self, run: LiveRun, decision: Decision) -> Command:
-        slowest = max(run.connected, key=lambda rank: rank.step)
-        return Command(
-            id=uuid.uuid4().hex,
-            run_id=run.run_id,
-            attempt=run.attempt,
-            generation=slowest.generation,
-            sequence=run.next_sequence(),
-            not_after=time.monotonic() + valid_seconds(slowest.step_seconds),
-            action=decision.action,
-            apply_at=apply_at(slowest.step, slowest.step_seconds, slowest.round_trip_seconds),
-            reason=decision.reason,
-            target_step=decision.target_step,
-            onset_step=decision.onset_step,
-            pending_ok=decision.pending_ok,
-            data=decision.data,
-            skip_batches=decision.skip_batches,
-            limit_seconds=decision.limit_seconds,
-            factor=decision.factor,
-            size=decision.size,
-        )
 
     async def _prepare(self, run: LiveRun, turn: Turn, record: Job[Any] | None) -> None:
         began = time.monotonic()
@@ -229,8 +196,8 @@ class Dispatcher:
             self._finish(run.first, turn, Result(Outcome.ABORTED, Reason.RANKS_MISSING, text))
             return
         if reason is Reason.TOO_LATE:
-            run.first.round_trip_seconds *= 2
-        turn.again(self._command(run, turn.decision), run.ranks)
+            run.first.round_trip_seconds *= MORE_ROOM
+        turn.again(make_command(run, turn.decision), run.ranks)
         await self._prepare(run, turn, None)
 
     # ------------------------------------------------------------------ the outcome

@@ -22,7 +22,7 @@ from sentinel.records import Incident, IncidentStatus
 from sentinel.vocabulary import Action, Kind, Outcome, Severity
 
 _RANK = ("run_id", "rank")
-_REMEMBERED = 4096  # ranks whose counters go on where they were if they come back
+_REMEMBERED = 1024  # ranks whose counters go on where they were if they come back
 _GAUGES = {
     "loss": "Loss of the latest step.",
     "grad_norm": "Global L2 norm of the gradients of the latest step, before clipping.",
@@ -73,13 +73,15 @@ class Metrics(Collector):
             series = self._runs[run_id] = RunSeries(run_id)
         return series
 
-    def incident(self, incident: Incident) -> None:
+    def incident(self, incident: Incident) -> bool:
+        """Count it once, however often it changes. Whether it has just opened or closed."""
         run = self.run(incident.run_id)
         if incident.status is not IncidentStatus.OPEN:
-            run.open.pop(incident.id, None)
-        elif incident.id not in run.open:
-            run.open[incident.id] = incident.kind
-            run.incidents[incident.kind, incident.severity] += 1
+            return run.open.pop(incident.id, None) is not None
+        known = incident.id in run.open
+        run.open[incident.id] = incident.kind
+        run.incidents[incident.kind, incident.severity] += not known
+        return not known
 
     def action(self, run_id: str, action: Action, outcome: Outcome) -> None:
         self.run(run_id).actions[action, outcome] += 1

@@ -10,7 +10,7 @@ from sentinel.records import Ack, FromDaemon, Heartbeat, Origin, Roster, RunStar
 from sentinel.vocabulary import Mode, RunStatus
 
 DEFAULT_STEP_SECONDS = 1.0  # until the first step was timed
-DEFAULT_ROUND_TRIP_SECONDS = 0.01  # until the first prepare came back; includes the commit before it is sent
+DEFAULT_ROUND_TRIP_SECONDS = 0.03  # until the first prepare came back; two commits to disk are part of it
 _SMOOTHING = 0.2
 
 
@@ -75,6 +75,11 @@ class Rank:
     @property
     def connected(self) -> bool:
         return self.link is not None and not self.ended
+
+    def keys(self) -> dict[str, Any]:
+        """What tells it apart in a log line."""
+        run_id, attempt, number = self.origin
+        return {"run": run_id, "attempt": attempt, "rank": number, "step": self.step, "generation": self.generation}
 
     def send(self, message: FromDaemon) -> None:
         """To the rank, if it is connected; what it misses it asks for again."""

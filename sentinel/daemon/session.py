@@ -29,7 +29,14 @@ class Sessions:
     """All ranks that are connected, and those expected back."""
 
     def __init__(
-        self, core: Core, pipeline: Pipeline, departures: Departures, node: Node, *, database_url: str, mode: Mode
+        self,
+        core: Core,
+        pipeline: Pipeline,
+        departures: Departures,
+        node: Node,
+        *,
+        database_url: str,
+        mode: Mode,
     ) -> None:
         self._fleet, self._writer, _ = core
         self._pipeline = pipeline
@@ -133,7 +140,7 @@ class Sessions:
         if start is None or run is None:
             return
         rank.world_size = start.world_size
-        self._pipeline.begin(rank, start)
+        self._pipeline.judging.begin(rank, start)
         run.paused_by = await asyncio.to_thread(recovery.paused_by, self._database_url, rank.origin.run_id)
 
     async def _supersede(self, old: Rank) -> None:

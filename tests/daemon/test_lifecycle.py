@@ -1,6 +1,7 @@
 """Start, lock, drain, leave: the life of a daemon as its user sees it."""
 
 import json
+import shutil
 import signal
 import socket
 import sqlite3
@@ -96,6 +97,13 @@ def test_an_auto_started_daemon_leaves_after_its_last_run(tmp_path):
         assert daemon.wait(10) == 0
         assert time.monotonic() - time_alive < 10
         client.close()
+
+
+def test_a_daemon_whose_home_was_removed_leaves(tmp_path):
+    with DaemonProcess(tmp_path / "home") as daemon:
+        shutil.rmtree(daemon.home)
+        assert daemon.wait(10) == 0
+        assert "the database was removed" in daemon.log_text()
 
 
 def test_a_daemon_that_a_person_started_stays(tmp_path):

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from sentinel.config import Settings
-from sentinel.daemon import pipeline as piping
+from sentinel.daemon import judging
 from sentinel.daemon.core import Core
 from sentinel.daemon.departures import Departures
 from sentinel.daemon.dispatcher import Dispatcher
+from sentinel.daemon.judging import Judging
 from sentinel.daemon.metrics import Metrics
 from sentinel.daemon.pipeline import Pipeline
 from sentinel.daemon.rank import Fleet, Rank
@@ -60,7 +61,7 @@ class Bench:
         self.writer = Writer(self._open, 0.01, lambda stored: None)
         core = Core(self.fleet, self.writer, self.metrics)
         self.dispatcher = Dispatcher(core)
-        self.pipeline = Pipeline(core, self.dispatcher, Settings())
+        self.pipeline = Pipeline(core, self.dispatcher, Judging(core, self.dispatcher, Settings()))
         places = Places(folder, folder)
         self.departures = Departures(core, self.dispatcher, self.pipeline, places)
         self.client = WireClient(folder / "none")
@@ -161,7 +162,7 @@ class Broken:
 
 
 def test_a_detector_that_raises_three_times_is_disabled_and_says_so_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(piping.catalogue, "build", lambda settings: (Broken(),))
+    monkeypatch.setattr(judging.catalogue, "build", lambda settings: (Broken(),))
     Broken.calls = 0
 
     async def body(bench: Bench) -> None:
