@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Iterable
 
 import msgspec
 import structlog
@@ -15,7 +16,7 @@ from sentinel.daemon.ruling import Clerk, nothing_more, outcome_of
 from sentinel.daemon.settings import for_run, weaker
 from sentinel.detect import catalogue
 from sentinel.errors import SettingsError
-from sentinel.records import Decision, Incident, IncidentStatus, Observation, Reflex
+from sentinel.records import Decision, Incident, IncidentStatus, Observation, Reflex, StepRecord
 from sentinel.respond.judge import Judge, Ruling, Situation
 from sentinel.vocabulary import Action, Kind, Mode, Outcome, Severity, Tier
 
@@ -35,8 +36,11 @@ class Judging:
         self._clerk = Clerk()
         dispatcher.concluded = self._concluded
 
-    def begin(self, rank: Rank, start: Start) -> None:
-        """A rank attached, or is known from before: from here on it is judged."""
+    def begin(self, rank: Rank, start: Start, learnt_from: Iterable[StepRecord] = ()) -> None:
+        """A rank attached, or is known from before: from here on it is judged.
+
+        `learnt_from`: records that an earlier daemon judged; detectors only learn from them.
+        """
         mode = weaker(start.mode, self._settings.mode)
         rank.start = start._replace(mode=mode)
         rank.step = max(rank.step, start.step)
@@ -49,6 +53,9 @@ class Judging:
             settings = self._settings
         fuse = self.fuse(rank)
         detectors = [Guarded(detector, fuse) for detector in catalogue.build(settings.detect)]
+        for record in learnt_from:
+            for detector in detectors:
+                detector.observe(record)
         self._judges[rank] = Judge(rank.origin, detectors, settings, _new_id)
         rank.margin_steps = settings.rollback.margin_steps
         rank.pause_limit_seconds = settings.pause.limit_seconds
@@ -156,6 +163,7 @@ class Judging:
             opened_at=time.time(),
         )
         self._degraded.setdefault(rank, []).append(incident)
+        self._metrics.parts_disabled += 1
         self._metrics.incident(incident)
         self._save_incident(incident)
 

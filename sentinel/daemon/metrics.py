@@ -53,7 +53,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.rejected = dict.fromkeys(Rejected, 0)
-        self.sink_failures = {"detector": 0, "metrics": 0}
+        self.parts_disabled = 0
         self.queued: Callable[[], int] = int
         self.lag_seconds: Callable[[], float] = float
         self.record_kept: Callable[[], bool] = lambda: True
@@ -115,12 +115,11 @@ class Metrics(Collector):
         )
         for reason, count in self.rejected.items():
             rejected.add_metric([reason], count)
-        failures = CounterMetricFamily("sentinel_sink_failures", "Detectors and sinks that raised.", labels=["sink"])
-        for sink, count in self.sink_failures.items():
-            failures.add_metric([sink], count)
         build = GaugeMetricFamily("sentinel_build_info", "This daemon.", labels=["version", "python"])
         build.add_metric([sentinel.__version__, platform.python_version()], 1)
-        yield from (rejected, failures, build)
+        yield from (rejected, build)
+        disabled = "Detectors and sinks that failed and were switched off."
+        yield CounterMetricFamily("sentinel_parts_disabled", disabled, self.parts_disabled)
         yield GaugeMetricFamily("sentinel_queue_entries", "Messages waiting for the database.", self.queued())
         yield GaugeMetricFamily("sentinel_store_lag_seconds", "Age of the oldest of them.", self.lag_seconds())
         yield GaugeMetricFamily("sentinel_record_kept", "1 while the database takes writes.", self.record_kept())
@@ -153,12 +152,14 @@ def _of_ranks(ranks: list[RankSeries]) -> Iterator[Metric]:
     updates = CounterMetricFamily("sentinel_updates", "Update attempts by result.", labels=(*_RANK, "result"))
     nonfinite = CounterMetricFamily("sentinel_nonfinite", "NaN and infinite values seen.", labels=(*_RANK, "what"))
     dropped = CounterMetricFamily("sentinel_records_dropped", "Records lost, counted.", labels=(*_RANK, "reason"))
+    troubles = CounterMetricFamily("sentinel_troubles", "What a rank said was degraded.", labels=(*_RANK, "what"))
     for series in ranks:
         _add(parts, series, series.parts)
         _add(updates, series, series.updates)
         _add(nonfinite, series, series.nonfinite)
         _add(dropped, series, series.dropped)
-    yield from (parts, _memory(ranks), updates, nonfinite, dropped)
+        _add(troubles, series, series.troubles)
+    yield from (parts, _memory(ranks), updates, nonfinite, dropped, troubles)
 
 
 def _add(family: GaugeMetricFamily | CounterMetricFamily, series: RankSeries, values: Mapping[Any, float]) -> None:

@@ -6,15 +6,16 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from sentinel.daemon.rank import Start
-from sentinel.records import Ack, Incident, IncidentStatus, Origin
+from sentinel.records import Ack, Incident, IncidentStatus, Origin, StepRecord
 from sentinel.store import engine as engines
 from sentinel.store.database import Store
-from sentinel.store.tables import acks, attempts, commands, decisions, incidents, ranks
+from sentinel.store.intake import read_step
+from sentinel.store.tables import acks, attempts, commands, decisions, incidents, ranks, steps
 from sentinel.store.values import from_text
-from sentinel.vocabulary import Action, Mode, Outcome, Reason, RunStatus
+from sentinel.vocabulary import Action, Mode, Outcome, Reason, RunStatus, UpdateResult
 
 _ENDED_BY_ACK = {"applied": Outcome.APPLIED, "failed": Outcome.FAILED, "aborted": Outcome.ABORTED}
 
@@ -52,6 +53,21 @@ def start_of(url: str, origin: Origin) -> Start | None:
         settings=from_text(attempt["settings"]),
         step=attempt["start_step"] or 0,
     )
+
+
+def recent_steps(url: str, origin: Origin, most: int) -> list[StepRecord]:
+    """The rank's latest records of its live generation, oldest first: what detectors learn from after a restart."""
+    run_id, attempt, number = origin
+    of_rank = (steps.c.run_id == run_id) & (steps.c.attempt == attempt) & (steps.c.rank == number)
+    newest = select(func.max(steps.c.generation)).where(of_rank).scalar_subquery()
+    question = select(steps).where(of_rank, steps.c.generation == newest).order_by(steps.c.step.desc()).limit(most)
+    with _reading(url) as connection:
+        rows = [read_step(dict(row)) for row in connection.execute(question).mappings()]
+    names = StepRecord.__struct_fields__
+    return [
+        StepRecord(**{**{name: row[name] for name in names}, "result": UpdateResult(row["result"])})
+        for row in reversed(rows)
+    ]
 
 
 def paused_by(url: str, run_id: str) -> str:

@@ -5,13 +5,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from sentinel.records import Gap, Heartbeat, Reflex, SnapshotNote, StepRecord
+from sentinel.records import Gap, Heartbeat, Reflex, SnapshotNote, StepRecord, Trouble
 from sentinel.vocabulary import DropReason, Kind, Quality, UpdateResult
 
 # From fast toy loops to minutes per step at scale.
 STEP_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 NONFINITE = ("loss", "gradient", "state")
 PARTS = ("data_wait", "backward", "optimizer", "other")
+TROUBLES = ("probe", "spool", "snapshot", "data", "boundary", "other")
 MEMORY = ("allocated", "reserved", "peak")
 
 
@@ -29,6 +30,7 @@ class RankSeries:
         self.updates = dict.fromkeys(UpdateResult, 0)
         self.nonfinite = dict.fromkeys(NONFINITE, 0)
         self.dropped = dict.fromkeys(DropReason, 0)
+        self.troubles = dict.fromkeys(TROUBLES, 0)
         self.buckets = [0] * (len(STEP_BUCKETS_SECONDS) + 1)
         self.step_seconds_sum = 0.0
         self.hook_seconds = 0.0
@@ -40,6 +42,7 @@ class RankSeries:
             SnapshotNote: self.snapshot,
             Gap: self.gap,
             Heartbeat: self.beat,
+            Trouble: self.trouble,
         }
 
     def begin(self) -> None:
@@ -94,6 +97,9 @@ class RankSeries:
 
     def gap(self, gap: Gap) -> None:
         self.dropped[gap.reason] += gap.count
+
+    def trouble(self, trouble: Trouble) -> None:
+        self.troubles[trouble.what if trouble.what in self.troubles else "other"] += 1
 
     def beat(self, heartbeat: Heartbeat) -> None:
         grown = heartbeat.hook_seconds - self._hook_seconds_of_attempt

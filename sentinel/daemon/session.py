@@ -21,6 +21,7 @@ from sentinel.records import FromRank, Hello, Origin, Stored, Welcome
 from sentinel.store.database import RankState
 from sentinel.vocabulary import Mode
 
+LEARN_STEPS = 500  # more than any detector looks back
 RETURN_SECONDS = 30.0  # for a rank whose process we cannot see, to come back after its connection ended
 _log = structlog.get_logger()
 
@@ -140,7 +141,8 @@ class Sessions:
         if start is None or run is None:
             return
         rank.world_size = start.world_size
-        self._pipeline.judging.begin(rank, start)
+        learnt_from = await asyncio.to_thread(recovery.recent_steps, self._database_url, rank.origin, LEARN_STEPS)
+        self._pipeline.judging.begin(rank, start, learnt_from)
         run.paused_by = await asyncio.to_thread(recovery.paused_by, self._database_url, rank.origin.run_id)
 
     async def _supersede(self, old: Rank) -> None:

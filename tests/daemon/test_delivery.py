@@ -2,11 +2,13 @@
 
 import os
 import random
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
-from sentinel.records import Stored, Welcome
+from sentinel.records import Roster, Stored, Welcome
 from sentinel.store.history import History
 from sentinel.vocabulary import RunStatus
 from tests.daemon.daemon_process import DaemonProcess
@@ -141,6 +143,48 @@ def test_an_exception_in_the_loop_makes_the_run_failed(daemon):
         client.end(3, status="failed")
         client.all_stored()
     assert until(lambda: status(daemon, "raised") == RunStatus.FAILED)
+
+
+def test_a_second_living_process_takes_the_rank_over(daemon):
+    first = WireClient(daemon.places.socket, "taken")
+    first.connect()
+    first.start()
+    first.all_stored()
+    with WireClient(daemon.places.socket, "taken") as second:
+        assert second.welcome is not None
+        assert second.welcome.attempt == 2
+        assert first.is_cut_off()
+        second.start()
+        second.all_stored()
+        assert status(daemon, "taken") == RunStatus.RUNNING
+    first.close()
+
+
+def test_every_rank_hears_how_many_of_the_world_are_there(daemon):
+    with WireClient(daemon.places.socket, "world", rank=0, world_size=2) as one:
+        assert one.expect(Roster) == Roster(1, 2, may_act=False)
+        with WireClient(daemon.places.socket, "world", rank=1, world_size=2) as two:
+            assert one.expect(Roster) == Roster(2, 2, may_act=True)
+            assert two.expect(Roster) == Roster(2, 2, may_act=True)
+        assert one.expect(Roster) == Roster(1, 2, may_act=False)
+
+
+def test_a_daemon_that_was_stopped_for_a_while_goes_on_as_if_nothing_was(tmp_path: Path):
+    with DaemonProcess(tmp_path / "home") as daemon:
+        assert daemon.process is not None
+        client = WireClient(daemon.places.socket, "stopped")
+        client.connect()
+        client.start()
+        client.all_stored()
+        daemon.process.send_signal(signal.SIGSTOP)
+        assert until(lambda: psutil.Process(daemon.process.pid).status() == psutil.STATUS_STOPPED)
+        client.steps(1, 40)  # as much as the socket holds
+        with pytest.raises(AssertionError, match="no Stored"):
+            client.expect(Stored, 0.3, seq=41)
+        daemon.process.send_signal(signal.SIGCONT)
+        client.all_stored()
+        assert books(daemon, "stopped")["stored"] == 41
+        client.close()
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """One decision on its way through a rank: prepare, the word, the outcome; and all the ways in which it ends early."""
 
+import math
 import time
 
 import pytest
@@ -106,17 +107,13 @@ def test_a_command_is_in_the_database_before_the_rank_sees_it(daemon):
     client.close()
 
 
-def test_a_command_follows_the_record_that_caused_it_within_milliseconds(daemon):
+def test_a_command_follows_the_record_that_caused_it_at_once(daemon):
     client = running(daemon, "quick", steps=20)
-    times = []
-    client.step(21, loss=NAN, grad_norm=NAN)
-    client.step(22, loss=NAN, grad_norm=NAN)
     began = time.monotonic()
-    client.step(23, loss=NAN, grad_norm=NAN)
+    client.step(21, loss=NAN, grad_norm=NAN)
     client.expect(Command)
-    times.append(time.monotonic() - began)
-    # About a millisecond and the commit; the limit leaves room for a slow disk on a busy machine.
-    assert min(times) < 0.5
+    # About a millisecond and the commit (8 to 12 ms in all on the slow disk it was measured on), never a batch.
+    assert time.monotonic() - began < 0.25
     client.close()
 
 
@@ -311,6 +308,23 @@ def test_a_turn_that_a_killed_daemon_left_open_ends_as_the_rank_says(tmp_path):
         assert acted(daemon, "left-open")["outcome"] == "applied"
         with History(daemon.database) as history:
             until(lambda: [row["target_step"] for row in history.generations("left-open")] == [0, 0])
+        client.close()
+
+
+def test_detectors_know_the_run_s_level_again_after_the_daemon_was_killed(tmp_path):
+    with DaemonProcess(tmp_path / "home") as daemon:
+        client = running(daemon, "level", steps=0)
+        for step in range(1, 201):
+            client.step(step, loss=2.0 + 0.01 * math.sin(step))
+        client.all_stored()
+        daemon.kill()
+        daemon.start()
+        client.connect()
+        for step in range(201, 212):  # below the rail of a detector that knows nothing yet
+            client.step(step, loss=3.0)
+        client.obey([(0, Quality.GOOD, "d")])
+        with History(daemon.database) as history:
+            assert history.incidents("level")[0]["kind"] == "loss_spike"
         client.close()
 
 
