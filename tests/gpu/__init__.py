@@ -1,0 +1,1 @@
+"""What only a machine with CUDA can show."""
