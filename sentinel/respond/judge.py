@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sentinel.config import Settings
-from sentinel.detect.detector import Detector
 from sentinel.records import (
     Decision,
     Finding,
@@ -22,7 +21,7 @@ from sentinel.respond import incident as incidents
 from sentinel.respond.incident import Case, Change, Incidents
 from sentinel.respond.kinds import Family, row
 from sentinel.respond.policy import MOST_TRIES, Situation, Standing, decide, onset_of, rollback_onset
-from sentinel.respond.rewind import Rewind
+from sentinel.respond.rewind import Learner, Rewind
 from sentinel.vocabulary import Action, Outcome, Reason, Tier
 
 MOST_REFLEXES_TOLD = 10  # per incident; each is an action of its own in the report
@@ -41,6 +40,12 @@ class Ruling(NamedTuple):
 
 
 NOTHING = Ruling()
+
+
+class Observer(Learner, Protocol):
+    """What the judge asks of a detector; `respond` and `detect` do not import each other."""
+
+    def observe(self, seen: Observation) -> Finding | None: ...
 
 
 class _Draft:
@@ -64,7 +69,7 @@ class Judge:
     """One per rank of an attempt. Called in the order of arrival; not thread-safe."""
 
     def __init__(
-        self, origin: Origin, detectors: Sequence[Detector], settings: Settings, new_id: Callable[[], str]
+        self, origin: Origin, detectors: Sequence[Observer], settings: Settings, new_id: Callable[[], str]
     ) -> None:
         self._detectors = detectors
         self._settings = settings

@@ -2,14 +2,24 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from sentinel.detect.detector import Detector
 from sentinel.records import SnapshotNote
 from sentinel.vocabulary import Quality
 
 MOST_SAVED = 64  # more than any ring has slots
 RECENT_STEPS = 32  # a snapshot's note may be so late: it is verified in the background
+
+
+class Learner(Protocol):
+    """What has to go back with a snapshot: a detector, as `sentinel.detect.detector` describes it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class Saved(NamedTuple):
@@ -24,7 +34,7 @@ class Saved(NamedTuple):
 class Rewind:
     """Detector states by snapshot step, and the state before the first observation for everything older."""
 
-    def __init__(self, detectors: Sequence[Detector]) -> None:
+    def __init__(self, detectors: Sequence[Learner]) -> None:
         self._detectors = detectors
         self._saved: dict[int, Saved] = {}
         self._awaited: dict[int, Quality] = {}  # notes that came before the record of their step

@@ -6,7 +6,7 @@ from sentinel.config import Settings
 from sentinel.detect import catalogue
 from sentinel.records import Decision, Finding, Incident, Mark, Observation, Origin
 from sentinel.respond.judge import Judge, Ruling, Situation
-from sentinel.vocabulary import Action, Mode, Outcome, Reason
+from sentinel.vocabulary import Action, Mode, Outcome, Quality, Reason
 from tests.detect.series import note, record
 
 CAN = frozenset({"rollback", "skip_data", "replay_data", "pause", "stop"})
@@ -91,3 +91,15 @@ class Bench:
     def only(self) -> Incident:
         (incident,) = self.incidents.values()
         return incident
+
+
+def spiked(**other) -> Bench:
+    """A bench in whose run a spike at step 100 was just confirmed; GOOD snapshots at 20 and 40."""
+    bench = Bench(**other)
+    bench.steps(1, 20)
+    bench.snapshots(20, quality=Quality.GOOD)
+    bench.steps(21, 40)
+    bench.snapshots(40, quality=Quality.GOOD)
+    bench.steps(41, 99)
+    bench.steps(100, 101, loss=6.0)
+    return bench
