@@ -81,17 +81,12 @@ def test_a_process_that_no_daemon_ever_heard_of_is_known_by_its_spool(tmp_path):
     with DaemonProcess(tmp_path / "home") as daemon:
         kill(dying(daemon, "stranger", "spool-only"))
         assert daemon.terminate() == 0
+        # And files that are no spools do not keep the daemon from starting.
+        (daemon.places.spools / "x.0.y.spool").write_bytes(b"\x00\x00\x00\x02no")
+        (daemon.places.spools / "empty.0.y.spool").write_bytes(b"")
         daemon.start()
         books = lost(daemon, "stranger")
         assert (books["produced"], books["stored"]) == (17, 2)
         assert books["dropped_by_reason"] == {"process_died": 15}
-
-
-def test_a_file_that_is_no_spool_is_set_aside(tmp_path):
-    with DaemonProcess(tmp_path / "home") as daemon:
-        assert daemon.terminate() == 0
-        (daemon.places.spools / "x.0.y.spool").write_bytes(b"\x00\x00\x00\x02no")
-        (daemon.places.spools / "empty.0.y.spool").write_bytes(b"")
-        daemon.start()
         left = sorted(path.name for path in daemon.places.spools.iterdir())
         assert left == ["empty.0.y.unreadable", "x.0.y.unreadable"]

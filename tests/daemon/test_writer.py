@@ -98,7 +98,7 @@ def test_what_is_critical_does_not_wait_for_the_batch(tmp_path):
             while bench.stored.get(ORIGIN) != 4:
                 await asyncio.wait_for(asyncio.to_thread(lambda: None), 1)
 
-    on(tmp_path, body, batch_seconds=60.0)
+    assert on(tmp_path, body, batch_seconds=60.0).stored == {ORIGIN: 4}
 
 
 def test_an_urgent_job_overtakes_the_queue(tmp_path):
