@@ -7,16 +7,17 @@ backward begins, so that a report made after `optimizer.step()` still belongs to
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from sentinel.client import interception
 from sentinel.client.attempt import Attempt
+from sentinel.client.boundaries import Boundaries
 from sentinel.client.deferred import DeviceReader
 from sentinel.client.guard import measure
 from sentinel.client.markers import Markers
-from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.optimizer import WatchedOptimizer, watch
 from sentinel.client.probes.loss import SCALED_BY, Value, plain
 from sentinel.client.probes.memory import device_memory
 from sentinel.client.reflex import Reflexes
@@ -25,26 +26,6 @@ from sentinel.client.subject import Handle, Subject
 from sentinel.config import Settings
 from sentinel.records import Reflex, StepRecord
 from sentinel.vocabulary import UpdateResult
-
-
-class Boundaries(Protocol):
-    """Who does what may only be done between two attempts: snapshots and turns (`sentinel.client.turns`)."""
-
-    @property
-    def needs_base(self) -> bool:
-        """The state at attach, or after the user's own load, has not been copied yet."""
-        ...
-
-    def wants_step(self, step: int) -> bool:
-        """Before the step of attempt `step`, in a loop without run.batches: must its update be set aside?"""
-        ...
-
-    def after_step(self, *, nothing_applied: bool = False) -> None: ...
-    def state_loaded(self) -> None: ...
-    def take_base(self) -> None: ...
-    def undo(self, step: int) -> None:
-        """A non-finite update reached the weights before the device could be read (guard "deferred")."""
-        ...
 
 
 class Loop:
@@ -72,17 +53,13 @@ class Loop:
         self.scaler: Any = subject.scaler
         self._send = send
         self.reflexes = Reflexes(settings.reflex, send, self._names)
-        names = (
-            ["optimizer"]
-            if len(subject.optimizers) == 1
-            else [f"optimizer.{n}" for n in range(len(subject.optimizers))]
-        )
-        self.watched = [WatchedOptimizer(one, name) for one, name in zip(subject.optimizers, names, strict=True)]
+        self.watched = watch(subject.optimizers)
         self._reader = DeviceReader()
         self._gathering = Attempt()  # from its first backward to its first step
         self._current: Attempt | None = None  # opened, not yet sent
         self._latest: Attempt | None = None  # whose backward ran last
         self._stepped: list[WatchedOptimizer] = []
+        self._void: list[WatchedOptimizer] = []  # hold gradients of a state that a turn has replaced
         self._markers = Markers()
         self._in_step: WatchedOptimizer | None = None
         self._evaluations = 0
@@ -123,6 +100,7 @@ class Loop:
     def after_backward(self, roots: list[Tensor], seconds: float) -> None:
         if not self._markers.reached(alone=len(interception.observers()) == 1):
             return
+        self._void.clear()
         attempt = self._attempt_of_backward()
         attempt.backwards += 1
         attempt.backward_seconds += seconds
@@ -170,7 +148,7 @@ class Loop:
     def after_scaler_step(self, _scaler: Any, optimizer: Any) -> None:
         """GradScaler fires no hook when it skips an unfused step; that attempt ends here."""
         watched = self._find(optimizer)
-        if watched is None or self._hook_fired or not _scaler._enabled:
+        if watched is None or watched in self._void or self._hook_fired or not _scaler._enabled:
             return
         attempt = self._open(watched)
         attempt.result = UpdateResult.OVERFLOW
@@ -192,6 +170,9 @@ class Loop:
         if watched is None:
             return None
         self._hook_fired = True
+        if watched in self._void:
+            watched.set_aside()
+            return None
         if self.boundaries is not None and self.boundaries.needs_base and not self.batches_active():
             self.boundaries.take_base()
         attempt = self._open(watched)
@@ -221,11 +202,13 @@ class Loop:
     @shielded
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         watched = self._find(optimizer)
-        if watched is None or self._current is None:
+        if watched is None:
             return
-        self._current.optimizer_seconds += time.perf_counter() - self._step_started
         watched.give_back()
         watched.end_device_skip()
+        if self._current is None or watched in self._void:
+            return
+        self._current.optimizer_seconds += time.perf_counter() - self._step_started
         self._in_step = None
         self._close(watched, self._current)
 
@@ -277,6 +260,8 @@ class Loop:
         self.generation += 1
         self._gathering = Attempt()
         self._current = self._latest = None
+        # The optimizers that would still step in this attempt must not: theirs are gradients of the old state.
+        self._void = [one for one in self.watched if self._stepped and one not in self._stepped]
         self._stepped.clear()
         self.reflexes.applied()
 

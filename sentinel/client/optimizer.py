@@ -11,6 +11,13 @@ from sentinel.client.probes.gradients import exact_norm, global_norm, is_sharded
 from sentinel.client.probes.loss import Value, plain
 
 
+def watch(optimizers: list[torch.optim.Optimizer]) -> "list[WatchedOptimizer]":
+    """One each, named `optimizer`, or by place when there are several."""
+    if len(optimizers) == 1:
+        return [WatchedOptimizer(optimizers[0], "optimizer")]
+    return [WatchedOptimizer(one, f"optimizer.{place}") for place, one in enumerate(optimizers)]
+
+
 class WatchedOptimizer:
     """Holds the optimizer weakly. All methods are called on the loop's thread, inside the shield."""
 

@@ -26,6 +26,7 @@ class Reflexes:
         self._send = send
         self._names = names
         self._consecutive = 0
+        self._counted = (0, 0)  # generation and step of the latest attempt that counts as bad
 
     def judge(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
         """Measure the gradients that are about to be applied, and set them aside if they are not finite."""
@@ -85,7 +86,9 @@ class Reflexes:
         self._report(attempt, Action.SKIP_UPDATE, details)
 
     def _report(self, attempt: Attempt, action: Action, details: dict[str, Any]) -> None:
-        self._consecutive += 1
+        place = attempt.generation, attempt.step
+        self._consecutive += place != self._counted  # once, however many optimizers step in it
+        self._counted = place
         self._send(
             Reflex(
                 seq=0,
