@@ -28,7 +28,7 @@ from sentinel.daemon.rank import Fleet
 from sentinel.daemon.receiver import Receiver
 from sentinel.daemon.session import Sessions
 from sentinel.daemon.writer import Writer
-from sentinel.errors import PermanentError
+from sentinel.errors import PermanentError, TemporaryError
 from sentinel.places import Places, make_private
 from sentinel.records import Origin
 from sentinel.store.database import Store
@@ -110,7 +110,7 @@ class _Daemon:
         await self._writer.start()
         probes: list[asyncio.Task[None]] = []
         try:
-            await self._take_over()
+            await self._take_over_in_time()
             await self._http.start()
             self._sessions.http_url = self._http.url
             await self._receiver.start()
@@ -121,6 +121,12 @@ class _Daemon:
             await self._leave.wait()
         finally:
             await self._drain(probes)
+
+    async def _take_over_in_time(self) -> None:
+        try:
+            await self._take_over()
+        except TimeoutError:
+            raise TemporaryError(f"the database does not take writes: {self._writer.trouble or self._url}") from None
 
     async def _take_over(self) -> None:
         """Go on where an earlier daemon of this home stopped."""

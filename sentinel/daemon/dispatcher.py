@@ -106,8 +106,11 @@ class Dispatcher:
         self._releases[word.command_id] = future
         for rank in run.connected:
             rank.send(word)
-        async with asyncio.timeout(seconds):
-            return await future
+        try:
+            async with asyncio.timeout(seconds):
+                return await future
+        finally:
+            self._releases.pop(word.command_id, None)
 
     def rank_ended(self, rank: Rank) -> None:
         """The rank will never answer again."""

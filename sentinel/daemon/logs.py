@@ -6,16 +6,17 @@ import logging
 import os
 import stat
 import sys
+from pathlib import Path
 from typing import TextIO
 
 import structlog
 
-LOG_BYTES = 10 * 2**20  # a log file that is larger when the daemon starts begins anew
+LOG_BYTES = 10 * 2**20  # a log file that is larger begins anew; looked at whenever so much more was written
 
 
 def configure() -> None:
     """Called once, by the command."""
-    _begin_anew(sys.stderr.fileno())
+    stream = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the process's life
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -25,22 +26,27 @@ def configure() -> None:
             structlog.processors.JSONRenderer(default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(_Forgiving(sys.stderr)),
+        logger_factory=structlog.PrintLoggerFactory(_Bounded(stream)),
         cache_logger_on_first_use=False,
     )
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-class _Forgiving(io.StringIO):
-    """A log that cannot be written (disk full, reader gone) is no reason to stop watching a run."""
+class _Bounded(io.StringIO):
+    """A log that grows too large begins anew; one that cannot be written is no reason to stop watching a run."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
+        self._written = LOG_BYTES  # look at the file's size at the first line
 
     def write(self, text: str) -> int:
+        self._written += len(text)
         with contextlib.suppress(OSError):
+            if self._written > LOG_BYTES:
+                self._written = 0
+                _begin_anew(self._stream.fileno())
             self._stream.write(text)
         return len(text)
 

@@ -1,6 +1,7 @@
 """Measure what a training process cannot cheaply see of itself: the memory of its whole process tree, the disk."""
 
 import asyncio
+import contextlib
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -86,10 +87,9 @@ def _uss(process: psutil.Process) -> int:
 
 
 def _measure(pids: dict[Rank, int], home: Path) -> dict[Rank, dict[str, float]]:
-    shared = {
-        "available_memory_bytes": float(psutil.virtual_memory().available),
-        "disk_free_bytes": float(shutil.disk_usage(home).free),
-    }
+    shared = {"available_memory_bytes": float(psutil.virtual_memory().available)}
+    with contextlib.suppress(OSError):  # the home was removed
+        shared["disk_free_bytes"] = float(shutil.disk_usage(home).free)
     found: dict[Rank, dict[str, float]] = {}
     for rank, pid in pids.items():
         memory = host_memory_bytes(pid)
