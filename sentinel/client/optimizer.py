@@ -28,6 +28,7 @@ class WatchedOptimizer:
         self._parameters: list[Tensor] = []
         self._ids: frozenset[int] = frozenset()
         self._shape: tuple[int, ...] = ()
+        self.sharded = False  # this rank holds parts of its parameters
         self._aside: list[tuple[Tensor, Tensor]] = []
         self.device_skip = False  # found_inf was set on a fused optimizer for this step
 
@@ -59,6 +60,7 @@ class WatchedOptimizer:
         if shape != self._shape:
             unique = {id(parameter): parameter for group in groups for parameter in group["params"]}
             self._parameters, self._ids, self._shape = list(unique.values()), frozenset(unique), shape
+            self.sharded = any(is_sharded(parameter) for parameter in self._parameters)
         return self._parameters
 
     def overlap(self, holders: frozenset[int]) -> str:
@@ -80,10 +82,6 @@ class WatchedOptimizer:
     @property
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-
-    @property
-    def sharded(self) -> bool:
-        return any(is_sharded(parameter) for parameter in self.parameters)
 
     def norm(self) -> Tensor | None:
         """Global L2 of the gradients as they are; None without gradients (absent, not 0)."""

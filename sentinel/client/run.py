@@ -1,6 +1,7 @@
 """A Run: what `sentinel.attach` returns, and the only object of ours that a training loop touches."""
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from sentinel.client.inbox import Inbox
 from sentinel.client.link import Link
 from sentinel.client.loop import Loop
 from sentinel.client.outbox import Outbox
+from sentinel.client.rank import current
 from sentinel.client.ring import Ring
 from sentinel.client.shield import FAILURES_BEFORE_OFF, describe
 from sentinel.client.subject import Subject
@@ -96,6 +98,7 @@ class AttachedRun(Run):
         self._turns = Turns(loop, ring, self._cursor, self._inbox, settings)
         self._link: Link | None = None
         self._failures = 0
+        self._alone_no_more = False
         self._marks: list[Mark] = []
         self._ending = threading.Lock()
         loop.reflexes.acts = mode is Mode.PROTECT and world_size == 1
@@ -247,6 +250,8 @@ class AttachedRun(Run):
 
     def _step_ended(self, step: int, seconds: float | None, result: UpdateResult) -> None:
         self._cursor.step_done(step)
+        if step == self._first_step + 1:
+            self._look_for_others()
         if result is UpdateResult.REFLEX:
             self._ring.trouble(step)
         if seconds is not None:
@@ -258,7 +263,19 @@ class AttachedRun(Run):
                 self._ring.mark(mark.since_step, clear=mark.clear)
         self._ring.promote(step)
 
+    def _look_for_others(self) -> None:
+        """The process group may have come after `attach`, without a launcher's variables: then we act no more."""
+        found = current(os.environ).world_size
+        if found > self._world_size:
+            self._world_size = found
+            self._alone_no_more = True
+            self._allow(may_act=False)
+            text = f"the process group has {found} ranks, which was not known at attach: this run is only observed"
+            say(text)
+            self._outbox.push(Trouble(0, time.time(), self._loop.step, "ranks", text))
+
     def _allow(self, may_act: bool) -> None:
+        may_act = may_act and not self._alone_no_more
         self._loop.reflexes.acts = may_act and self.mode is Mode.PROTECT
 
     def _data_position(self) -> int | None:

@@ -3,8 +3,9 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from sentinel.client.plain import text
 from sentinel.errors import RunStopped
 
 P = ParamSpec("P")
@@ -52,5 +53,4 @@ def shielded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 
 def describe(error: BaseException, limit: int = 400) -> str:
     """Type and text, without the frames that would keep the user's tensors alive."""
-    text: Any = str(error)
-    return f"{type(error).__name__}: {text[:limit]}"
+    return f"{type(error).__name__}: {text(error)[:limit]}"

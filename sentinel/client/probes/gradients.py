@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-LOW_PRECISION = (torch.float16, torch.bfloat16)
+FULL_PRECISION = frozenset({torch.float32, torch.float64})
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -31,16 +31,17 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     The norms of the parts are combined in float64; a part itself overflows float32 beyond 1.8e19 an element, for
     which `exact_norm` is the second look.
     """
-    parts: list[Tensor] = []
-    dense = [local(gradient) for gradient in gradients]
-    for low in (False, True):
-        some = [tensor for tensor in dense if (tensor.dtype in LOW_PRECISION) is low and tensor.numel()]
-        if some:
-            parts.extend(torch._foreach_norm(some, 2, torch.float32) if low else torch._foreach_norm(some, 2))
+    ordinary = [one for one in gradients if type(one) is Tensor and not one.is_sparse and one.dtype in FULL_PRECISION]
+    parts = list(torch._foreach_norm(ordinary)) if ordinary else []
+    if len(ordinary) < len(gradients):
+        plain = set(map(id, ordinary))
+        special = [local(one) for one in gradients if id(one) not in plain]
+        parts += [torch.linalg.vector_norm(one, dtype=_precision(one)) for one in special if one.numel()]
     if not parts:
         return torch.zeros((), dtype=torch.float64)
-    device = parts[0].device
-    total: Tensor = torch.linalg.vector_norm(torch.stack([part.to(device, torch.float64) for part in parts]))
+    if len({(part.device, part.dtype) for part in parts}) > 1:
+        parts = [part.to(parts[0].device, torch.float64) for part in parts]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(parts).double())
     return total
 
 
@@ -62,3 +63,8 @@ def exact_norm(gradients: Sequence[Tensor]) -> float:
 def nonfinite_among(gradients: Sequence[Tensor]) -> list[int]:
     """Positions of the gradients that hold a NaN or an infinity."""
     return [place for place, gradient in enumerate(gradients) if not bool(torch.isfinite(local(gradient)).all())]
+
+
+def _precision(tensor: Tensor) -> torch.dtype | None:
+    # A norm of float16 values overflows at 65504.
+    return None if tensor.dtype in FULL_PRECISION or tensor.is_complex() else torch.float32
