@@ -22,6 +22,7 @@ class Item(NamedTuple):
     job: Callable[[Store], Any] | None
     future: "concurrent.futures.Future[Any] | None"
     critical: bool  # FULL-synced before anyone is told
+    follows: bool = False  # belongs to the item before it: one commit for both
 
 
 def write(store: Store, group: list[Item]) -> None:

@@ -43,6 +43,6 @@ def _take(path: Path) -> int:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False

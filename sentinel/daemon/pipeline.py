@@ -70,7 +70,8 @@ class Pipeline:
         elif message.seq <= rank.seen_seq:
             self._repeated(rank, message.seq)
         else:
-            self._numbered(rank, message)
+            with self._writer.together():
+                self._numbered(rank, message)
 
     def note_heard(self) -> None:
         """Keep what ranks said they produced; called about once a second."""

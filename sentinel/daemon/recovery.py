@@ -176,8 +176,9 @@ def _open_incidents(url: str, run_id: str) -> Iterator[Incident]:
             .all()
         )
     for row in rows:
-        plain = {**row, "evidence": from_text(row["evidence"]), "ranks": from_text(row["ranks"])}
-        yield msgspec.convert(plain, Incident)
+        known = {name: row[name] for name in Incident.__struct_fields__}  # the row's own keys are not plain text
+        decoded = {name: from_text(row[name]) for name in ("evidence", "ranks")}
+        yield msgspec.convert({**known, **decoded}, Incident)
 
 
 def _apply_at(connection: Connection, decision_id: str) -> int | None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import structlog
@@ -44,6 +45,7 @@ class Writer:
         self._changed = threading.Condition()
         self._queue: deque[Item] = deque()
         self._urgent: deque[Item] = deque()
+        self._group: int | None = None  # items put so far in the block of `together`; None outside of it
         self._hurry = False  # something in the queue must not wait for its batch
         self._oldest = 0.0
         self._retry_at = 0.0
@@ -96,6 +98,16 @@ class Writer:
             self._changed.notify()
         return await asyncio.wrap_future(future)
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """One commit for what is queued in this block: a message is never acknowledged without its consequences."""
+        with self._changed:  # the writer's thread takes nothing meanwhile; it only ever holds this for a moment
+            self._group = 0
+            try:
+                yield
+            finally:
+                self._group = None
+
     @property
     def queued(self) -> int:
         return len(self._queue)
@@ -125,6 +137,9 @@ class Writer:
     def _put(self, item: Item, *, hurry: bool) -> None:
         with self._changed:
             first = not self._queue
+            if self._group is not None:
+                item = item._replace(follows=self._group > 0)
+                self._group += 1
             self._queue.append(item)
             if first:
                 self._oldest = time.monotonic()
@@ -186,8 +201,10 @@ class Writer:
 
     def _write_batch(self, store: Store) -> None:
         with self._changed:
-            self._hurry = len(self._queue) > BATCH_ENTRIES
             items = list(itertools.islice(self._queue, BATCH_ENTRIES))
+            rest = itertools.islice(self._queue, BATCH_ENTRIES, None)
+            items += itertools.takewhile(lambda item: item.follows, rest)
+            self._hurry = len(self._queue) > len(items)
         group = list(itertools.takewhile(lambda item: item.future is None, items)) or items[:1]
         if len(group) < len(items):
             self._hurry = True
