@@ -119,6 +119,14 @@ class Home:
         self._jobs.append(job)
         return job
 
+    def start_daemon(self) -> subprocess.Popen[bytes]:
+        """One that leaves after its last run, as `attach` starts it."""
+        command = [sys.executable, "-m", "sentinel.cli", "daemon", "--auto", "--home", str(self.path)]
+        with (self.folder / "daemon.out").open("ab") as out:
+            return subprocess.Popen(
+                command, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+
     def daemons(self) -> list[psutil.Process]:
         """Living daemons that were started by a trainer of this home."""
         found = []
