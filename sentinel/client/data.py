@@ -24,12 +24,15 @@ class Entry(NamedTuple):
 
     position: int  # counted from 0 over the whole attempt, epochs included
     payload: Any  # an index list, or the batch itself
+    key: object = None  # whose index list it is: only the same loader can hand it out again; None for a batch
     size_bytes: int = 0
     rng: Any = None  # state of the generators when the first batch of an epoch was handed out
 
 
 class Source(Protocol):
     """One pass over a loader."""
+
+    key: object
 
     def next(self) -> tuple[Entry, Any]: ...
     def ahead(self) -> list[Entry]: ...
@@ -42,6 +45,7 @@ class Cursor:
 
     def __init__(self, tape_bytes: int) -> None:
         self.position = 0
+        self._fresh = 0  # number of the next batch that no source has taken yet
         self.active = False  # a loop stands inside `run.batches`
         self.source: Source | None = None
         self._tape: deque[Entry] = deque()  # handed out, oldest first
@@ -63,6 +67,10 @@ class Cursor:
                 "rollback; pass the DataLoader or another object whose iter() begins anew"
             )
         return HeldSource(self, iterator)
+
+    def take_number(self) -> int:
+        number, self._fresh = self._fresh, self._fresh + 1
+        return number
 
     def hand_out(self, entry: Entry) -> None:
         self.position = entry.position + 1
@@ -87,9 +95,13 @@ class Cursor:
         return None
 
     def can_rewind_to(self, position: int) -> bool:
-        return self.active and (
-            position == self.position or (bool(self._tape) and self._tape[0].position <= position)
-        )
+        """Only if every batch since is remembered, and can be had from the loader that is being read now."""
+        if not self.active or self.source is None:
+            return False
+        key = self.source.key
+        since = [entry for entry in self._tape if entry.position >= position]
+        whole = position == self.position or (bool(self._tape) and self._tape[0].position <= position)
+        return whole and all(entry.key is key for entry in since)
 
     def rewind(self, position: int, *, skip_from: int | None = None, skip: int | None = None) -> int:
         """Go back to `position` and leave out what is asked; returns the number of batches left out.
@@ -119,13 +131,31 @@ class Cursor:
             self._after_step.pop()
 
 
+class Batches:
+    """What `run.batches` returns: an iterator that knows its length where the loader does."""
+
+    def __init__(self, batches: Iterator[Any], loader: Any) -> None:
+        self._batches = batches
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
 class HeldSource:
     """Any iterable that can be started anew: the batches are kept."""
 
     def __init__(self, cursor: Cursor, iterator: Iterator[Any]) -> None:
+        self.key: object = None
+        self._cursor = cursor
         self._iterator = iterator
         self._queue: deque[Entry] = deque()
-        self._fresh = cursor.position
         self._first = True
 
     def next(self) -> tuple[Entry, Any]:
@@ -135,9 +165,9 @@ class HeldSource:
                 set_rng_state(entry.rng)
             return entry, entry.payload
         batch = next(self._iterator)
-        entry = Entry(self._fresh, batch, _size_bytes(batch), rng_state() if self._first else None)
-        self._fresh, self._first = self._fresh + 1, False
-        return entry, batch
+        rng = rng_state() if self._first else None
+        self._first = False
+        return Entry(self._cursor.take_number(), batch, None, _size_bytes(batch), rng), batch
 
     def ahead(self) -> list[Entry]:
         return list(self._queue)
@@ -147,7 +177,7 @@ class HeldSource:
         for _ in range(drop):
             if next(self._iterator, self) is self:
                 break
-            self._fresh += 1
+            self._cursor.take_number()
 
     def close(self) -> None:
         self._queue.clear()
@@ -156,10 +186,11 @@ class HeldSource:
 class Tape:
     """Stands in for a loader's sampler: issues what is queued, then what the real one gives, and records it."""
 
-    def __init__(self, real: Any, first: int) -> None:
+    def __init__(self, real: Any, cursor: Cursor, key: object) -> None:
         self._real = real
         self._live: Iterator[Any] | None = None
-        self._fresh = first
+        self._cursor = cursor
+        self._key = key
         self.queue: deque[Entry] = deque()
         self.issued: deque[Entry] = deque()  # not yet handed out; loaders keep the order
 
@@ -174,10 +205,10 @@ class Tape:
                 entry = self.queue.popleft()
             else:
                 try:
-                    entry = Entry(self._fresh, next(live))
+                    payload = next(live)
                 except StopIteration:
                     return
-                self._fresh += 1
+                entry = Entry(self._cursor.take_number(), payload, self._key)
             self.issued.append(entry)
             yield entry.payload
 
@@ -191,7 +222,7 @@ class Tape:
         for _ in range(count):
             if self._live is None or next(self._live, self) is self:
                 return
-            self._fresh += 1
+            self._cursor.take_number()
 
 
 class IndexedSource:
@@ -201,7 +232,8 @@ class IndexedSource:
         self._loader = loader
         self._name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         self._real = getattr(loader, self._name)
-        self._tape = Tape(self._real, cursor.position)
+        self.key: object = loader
+        self._tape = Tape(self._real, cursor, loader)
         self._iterator = self._start()
         self._first = True
 

@@ -112,7 +112,11 @@ class WatchedOptimizer:
         return bool(getattr(self.target, "_step_supports_amp_scaling", False))
 
     def set_aside(self) -> None:
-        """Take the gradients away, so that the coming step is a true no-op for any optimizer."""
+        """Take the gradients away, so that the coming step is a true no-op for any optimizer.
+
+        May be called again in one step (a closure makes new gradients); what a step that raised left over is dropped.
+        """
+        self._aside.clear()
         for parameter in self.parameters:
             if parameter.grad is not None:
                 self._aside.append((parameter, parameter.grad))

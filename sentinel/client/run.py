@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from sentinel.client import interception
-from sentinel.client.data import Cursor
+from sentinel.client.data import Batches, Cursor, Source
 from sentinel.client.inbox import Inbox
 from sentinel.client.link import Link
 from sentinel.client.loop import Loop
@@ -36,6 +36,7 @@ from sentinel.vocabulary import Action, Mode, Quality, Reason, UpdateResult
 
 Batch = TypeVar("Batch")
 
+TRAINING = ("train", "paused")  # phases in which batches are training data
 CLOSE_SECONDS = 1.5  # most that the end of training waits for the daemon
 TURNS = (Action.ROLLBACK, Action.PAUSE, Action.STOP)  # what this version can carry out in the loop
 
@@ -129,11 +130,11 @@ class AttachedRun(Run):
         self._loop.report(loss, tokens, samples, others)
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        if self.detached or self._loop.dead or self._cursor.active:
+        if self.detached or self._loop.dead or self._loop.phase not in TRAINING:
             return iter(loader)
-        self._cursor.source = self._cursor.open(loader)
-        self._cursor.active = True
-        return self._pass()
+        source = self._cursor.open(loader)
+        self._cursor.source, self._cursor.active = source, True
+        return Batches(self._pass(source), loader)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -216,12 +217,14 @@ class AttachedRun(Run):
 
     # ------------------------------------------------------------ inner life
 
-    def _pass(self) -> Iterator[Any]:
+    def _pass(self, source: Source) -> Iterator[Any]:
         cursor, loop = self._cursor, self._loop
-        source = cursor.source
-        assert source is not None
         try:
-            while self._at_top():
+            while True:
+                if cursor.source is not source:  # another pass was begun inside this one, and is over
+                    cursor.source, cursor.active = source, True
+                if not self._at_top():
+                    return
                 started = time.perf_counter()
                 try:
                     entry, batch = source.next()
@@ -232,7 +235,8 @@ class AttachedRun(Run):
                 yield batch
         finally:
             source.close()
-            cursor.active = False
+            if cursor.source is source:
+                cursor.active = False
 
     def _at_top(self) -> bool:
         """True to go on. Shielded like every other way from the loop into us."""
