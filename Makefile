@@ -22,7 +22,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 contracts: $(READY)
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 unit: $(READY)  ## tests, and the line coverage of sentinel/ with what they start
 	$(RANKS_ENV) $(BIN)/python -m pytest --cov --cov-report=term tests
