@@ -1,0 +1,97 @@
+"""What sentinel uses of torch without a promise from torch: one test per name, so that an upgrade says what moved."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.nn.utils import clip_grad
+from torch.utils.data import DataLoader
+
+
+def test_backward_and_autograd_backward_both_start_at_the_engine_seam() -> None:
+    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward
+    calls: list[dict[str, Any]] = []
+    original = torch.autograd._engine_run_backward
+
+    def spy(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs | {"task": torch._C._current_graph_task_id()})
+        return original(outputs, *args, **kwargs)
+
+    torch.autograd._engine_run_backward = spy
+    try:
+        weight = torch.ones(2, requires_grad=True)
+        weight.sum().backward()
+        torch.autograd.backward([weight.sum()])
+        torch.autograd.grad(weight.sum(), weight)
+    finally:
+        torch.autograd._engine_run_backward = original
+    assert [call["accumulate_grad"] for call in calls] == [True, True, False]
+    assert {call["task"] for call in calls} == {-1}
+
+
+def test_clipping_goes_through_the_two_halves_that_are_looked_up_in_the_module() -> None:
+    names = clip_grad.clip_grad_norm_.__wrapped__.__code__.co_names  # type: ignore[attr-defined]
+    assert {"_get_total_norm", "_clip_grads_with_norm_"} <= set(names)
+    assert list(inspect.signature(clip_grad._clip_grads_with_norm_).parameters) == [
+        "parameters", "max_norm", "total_norm", "foreach",
+    ]  # fmt: skip
+    assert list(inspect.signature(clip_grad._get_total_norm).parameters)[:2] == ["tensors", "norm_type"]
+
+
+def test_a_grad_scaler_keeps_its_scale_and_its_overflows_where_we_look() -> None:
+    scaler = GradScaler("cpu", init_scale=8.0)
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    assert scaler._scale is None
+    scaler.scale(layer(torch.ones(1)).sum()).backward()
+    assert float(scaler._scale) == scaler._init_scale == 8.0
+    assert int(scaler._growth_tracker) == scaler._init_growth_tracker
+    assert scaler._per_optimizer_states.get(id(optimizer)) is None
+    scaler.unscale_(optimizer)
+    state = scaler._per_optimizer_states[id(optimizer)]
+    assert state["stage"].name == "UNSCALED"
+    assert [float(found) for found in state["found_inf_per_device"].values()] == [0.0]
+    assert not GradScaler("cpu", enabled=False)._enabled
+
+
+def test_a_fused_optimizer_obeys_found_inf() -> None:
+    layer = nn.Linear(2, 1)
+    optimizer: Any = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+    assert optimizer._step_supports_amp_scaling
+    before = layer.weight.detach().clone()
+    layer(torch.ones(2)).sum().backward()
+    optimizer.grad_scale, optimizer.found_inf = None, torch.ones(())
+    optimizer.step()
+    assert torch.equal(before, layer.weight)
+
+
+def test_step_hooks_get_the_optimizer_and_may_replace_the_arguments() -> None:
+    layer = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(lambda _o, args, kwargs: ((args[0], lambda: seen.append("ours")), kwargs))
+    optimizer.step(lambda: seen.append("theirs"))
+    assert seen == ["ours"]
+
+
+def test_a_loader_reads_its_sampler_when_its_iterator_is_made() -> None:
+    loader: Any = DataLoader(range(4), batch_size=2)
+    assert "batch_sampler" in vars(loader)
+    vars(loader)["batch_sampler"] = [[3, 2], [1, 0]]
+    iterator = iter(loader)
+    assert iterator._index_sampler == [[3, 2], [1, 0]]
+    assert [batch.tolist() for batch in iterator] == [[3, 2], [1, 0]]
+    assert hasattr(DataLoader(range(4), batch_size=2, num_workers=1), "_iterator")
+
+
+def test_tensors_count_their_in_place_changes_and_schedulers_mark_the_step_they_wrap() -> None:
+    tensor = torch.zeros(2)
+    version = tensor._version
+    torch._foreach_mul_([tensor], 2.0)
+    assert tensor._version > version
+    optimizer = torch.optim.SGD([tensor], lr=0.1)
+    assert not hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert hasattr(optimizer.step, "_wrapped_by_lr_sched")
