@@ -131,7 +131,13 @@ class Launcher:
     def _obituary(self, code: int) -> str:
         if code < 0:
             return f"the daemon was ended by signal {-code} ({signal.strsignal(-code)}); it is started again"
-        return f"the daemon ended with code {code}: {self._last_words() or f'see {self._places.daemon_log}'}"
+        return f"the daemon ended with code {code}: {self._last_words() or self._where_to_look()}"
+
+    def _where_to_look(self) -> str:
+        places = self._places
+        if places.daemon_log.exists():
+            return f"see {places.daemon_log}"
+        return f"the home {places.home} cannot be written; set SENTINEL_HOME to a folder of yours"
 
     def _last_words(self) -> str:
         try:
