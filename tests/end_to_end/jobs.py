@@ -108,7 +108,7 @@ class Home:
         for daemon in self.daemons():
             with contextlib.suppress(psutil.NoSuchProcess):
                 daemon.kill()
-                daemon.wait(10)
+        until(lambda: not self.daemons(), 10.0, "the daemons are gone")
         shutil.rmtree(self._runtime, ignore_errors=True)
 
     def start(self, script: str, *arguments: str, **variables: str) -> Job:
