@@ -165,7 +165,7 @@ class AttachedRun(Run):
         if self._turns.stopped:
             error = f"stopped: {self._turns.stopped}"
         loop = self._loop
-        self._outbox.push(RunEnd(0, time.time(), loop.generation, loop.step, status, error))
+        self._quietly(lambda: self._outbox.push(RunEnd(0, time.time(), loop.generation, loop.step, status, error)))
         loop.dead = True
         if self._link is not None:
             self._link.close(CLOSE_SECONDS)
@@ -308,7 +308,7 @@ class AttachedRun(Run):
 
     def _note_phase(self, name: str, *, entered: bool) -> None:
         if not self._loop.dead:
-            self._outbox.push(PhaseNote(0, time.time(), self._loop.step, name, entered))
+            self._quietly(lambda: self._outbox.push(PhaseNote(0, time.time(), self._loop.step, name, entered)))
 
     def _failed(self, where: str, error: Exception) -> None:
         """One of our own errors, kept out of the loop. After too many the Run goes silent."""
@@ -316,7 +316,8 @@ class AttachedRun(Run):
         if self._failures == 1:
             say(f"internal error in {where}: {describe(error)} (training goes on)")
         if self._failures <= FAILURES_BEFORE_OFF:
-            self._outbox.push(Trouble(0, time.time(), self._loop.step, "probe", f"{where}: {describe(error)}"))
+            with contextlib.suppress(Exception):  # if the outbox is what fails, nobody is left to tell
+                self._outbox.push(Trouble(0, time.time(), self._loop.step, "probe", f"{where}: {describe(error)}"))
         if self._failures == FAILURES_BEFORE_OFF:
             say(f"{FAILURES_BEFORE_OFF} internal errors: this run is not watched any longer (training goes on)")
             self._loop.dead = True
@@ -324,8 +325,8 @@ class AttachedRun(Run):
     def _quietly(self, action: Callable[[], object]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 -- the end of a run must not end the loop
-            self._failed("detach", error)
+        except Exception as error:  # noqa: BLE001 -- part of the boundary: phases and the end are called by the loop
+            self._failed("run", error)
 
 
 def exit_status() -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """A loop that trains until it hears `stop`, and says how long its steps and its end took.
 
-`python -m tests.end_to_end.scripts.steady FOLDER [--break-every N]`; says `trains` after the first steps.
+`python -m ...steady FOLDER [--break-every N] [--nan-loss-at K]`; says `trains` after the first steps.
 """
 
 import argparse
@@ -21,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--break-every", type=int, default=0)
+    parser.add_argument("--nan-loss-at", type=int, default=-1)
     given = parser.parse_args()
     told = stage.Stage(given.folder)
     left_at: list[float] = []
@@ -33,7 +34,11 @@ def main() -> None:
     while not told.heard("stop") and len(seconds) < MOST_STEPS:
         began = time.perf_counter()
         inputs, targets = stage.batch(len(seconds) % 32)
-        stage.error(model(inputs), targets).backward()
+        loss = stage.error(model(inputs), targets)
+        if len(seconds) == given.nan_loss_at:
+            loss = loss * float("nan")
+            broken.append(run.step + 1)
+        loss.backward()
         if given.break_every and len(seconds) % given.break_every == given.break_every - 1:
             stage.break_gradients(model)
             broken.append(run.step + 1)
