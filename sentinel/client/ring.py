@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sentinel.client.probes.host import available_bytes
-from sentinel.client.state import Pool, State, capture, live_tensors, restore
+from sentinel.client.shield import describe
+from sentinel.client.state import Pool, State, capture, foreign, live_tensors, restore
 from sentinel.client.subject import Subject
 from sentinel.client.verify import digest, first_nonfinite
 from sentinel.config import SnapshotSettings
@@ -14,6 +15,7 @@ from sentinel.vocabulary import Quality
 
 BASE = "attach"  # program point of the state at attach, or right after the user's own load
 NEVER = 1 << 62
+FAILURES_BEFORE_OFF = 3  # snapshots in a row that could not be copied; then there are none any more
 
 
 class Counters(NamedTuple):
@@ -35,6 +37,7 @@ class Snapshot(NamedTuple):
     counters: Counters
     digest: str
     seconds: float
+    names: frozenset[str]  # of the tensors that the digest covers
     pinned: bool = False
 
 
@@ -53,7 +56,9 @@ class Ring:
         self._note = note
         self._pool = Pool()
         self._budget_bytes = int(available_bytes() * settings.memory_ratio / max(1, local_ranks))
-        self._infinite_buffers: list[str] = []
+        self._untrained: set[str] = set()  # names of tensors that nobody trains, seen so far
+        self._infinite: set[str] = set()  # those of them that held infinities when first seen: masks
+        self._failing = 0
         self._cost_seconds = 0.0
         self._trouble_step = -1
         self.snapshots: list[Snapshot] = []
@@ -69,30 +74,55 @@ class Ring:
 
     def take(self, scaler: Any, generation: int, program_point: str, counters: Counters) -> None:
         """Copy the state as it is now, if there is room; judge it; plan the next one."""
+        if self._subject.unmaterialized:
+            return  # a lazy module has not seen its first batch
         self.wants_base = False
         self.promote(counters.step)
-        if not self._make_room():
-            self.next_step = counters.step + self._settings.min_steps
-            return
+        self._expect_failure(counters.step)
         started = time.perf_counter()
         live = live_tensors(self._subject)
-        if program_point == BASE and not self._fits(live):
-            return
-        bad = first_nonfinite(live, self._exempt(live, program_point))
-        if bad:
-            self._refuse(generation, program_point, counters.step, bad, time.perf_counter() - started)
-            return
+        if self._fits(live, program_point) and self._make_room():
+            bad = first_nonfinite(live, self._exempt(live, program_point))
+            self.unavailable = ""
+            if bad:
+                self._refuse(generation, program_point, counters.step, bad, time.perf_counter() - started)
+            else:
+                self._copy(live, scaler, generation, program_point, counters)
+        self._failing = 0
+
+    def _copy(
+        self, live: dict[str, Any], scaler: Any, generation: int, program_point: str, counters: Counters
+    ) -> None:
+        started = time.perf_counter()
         state = capture(self._subject, scaler, self._pool)
-        seconds = time.perf_counter() - started
         quality, reason = (Quality.GOOD, "state at attach") if program_point == BASE else (Quality.PENDING, "new")
-        taken = Snapshot(
-            counters.step, generation, program_point, quality, reason, state, counters, digest(live), seconds
-        )
+        proof = digest(live)
         seconds = time.perf_counter() - started
         self._cost_seconds = seconds if program_point == BASE else 0.5 * self._cost_seconds + 0.5 * seconds
-        self.snapshots.append(taken._replace(seconds=seconds))
+        self.snapshots.append(
+            Snapshot(
+                counters.step,
+                generation,
+                program_point,
+                quality,
+                reason,
+                state,
+                counters,
+                proof,
+                seconds,
+                frozenset(live),
+            )
+        )
         self._tell(self.snapshots[-1])
         self.next_step = counters.step + self.every_steps
+
+    def _expect_failure(self, step: int) -> None:
+        """What holds if the copying raises: another try later, and none after three in a row."""
+        self._failing += 1
+        self.next_step = step + self._settings.min_steps
+        if self._failing >= FAILURES_BEFORE_OFF:
+            self.next_step = NEVER
+            self.unavailable = f"{FAILURES_BEFORE_OFF} snapshots in a row could not be copied; no rollback"
 
     @property
     def every_steps(self) -> int:
@@ -141,11 +171,28 @@ class Ring:
                 continue
             if one.step < target_step and one.quality is not Quality.GOOD:
                 continue
-            restore(one.state, self._subject, scaler)
-            if digest(live_tensors(self._subject)) == one.digest:
+            trouble = self._unusable(one) or self._put_back(one, scaler)
+            if not trouble:
                 return one
-            self._change(self.snapshots.index(one), Quality.BAD, "its digest no longer matches")
+            self._change(self.snapshots.index(one), Quality.BAD, trouble)
         return None
+
+    def _unusable(self, one: Snapshot) -> str:
+        """Why it cannot be restored, told before anything is written; "" if it can."""
+        name = foreign(one.state, self._subject)
+        if name:
+            return f"{name} is gone, or has another shape or type now"
+        copies = {name: one.state.tensors[name] for name in one.names}
+        return "" if digest(copies) == one.digest else "its digest no longer matches"
+
+    def _put_back(self, one: Snapshot, scaler: Any) -> str:
+        try:
+            restore(one.state, self._subject, scaler)
+        except Exception as error:  # noqa: BLE001 -- a user's own load_state_dict may raise anything; the turn goes on
+            return f"it could not be restored: {describe(error)}"
+        live = live_tensors(self._subject)
+        restored = {name: live[name] for name in one.names if name in live}
+        return "" if digest(restored) == one.digest else "its digest no longer matches"
 
     def rolled_back(self, snapshot: Snapshot) -> None:
         """What is newer than the restored snapshot is history."""
@@ -170,27 +217,30 @@ class Ring:
     def oldest_position(self) -> int | None:
         return self.snapshots[0].counters.data_position if self.snapshots else None
 
-    def _fits(self, live: dict[str, Any]) -> bool:
+    def _fits(self, live: dict[str, Any], program_point: str) -> bool:
+        """Bring the capacity up to date with the state's size, which grows as optimizers make theirs."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in live.values())
-        # Adam adds two moments to every parameter at its first step, which the state at attach does not show yet.
-        full = 3 * size if not any(name.startswith("optimizer.0") for name in live) else size
-        self.capacity = min(self._settings.slots, self._budget_bytes // max(1, full))
+        if program_point == BASE and not any(name.startswith("optimizer.0.") for name in live):
+            size *= 3  # Adam adds two moments to every parameter at its first step
+        self.capacity = min(self._settings.slots, self._budget_bytes // max(1, size))
         if self.capacity >= 2:
             return True
         self.unavailable = (
-            f"two snapshots of about {full / 2**20:.0f} MiB do not fit the {self._budget_bytes / 2**20:.0f} MiB "
-            "that snapshot.memory_ratio leaves; no rollback"
+            f"two snapshots of about {size / 2**20:.0f} MiB do not fit the {self._budget_bytes / 2**20:.0f} MiB "
+            f"that snapshot.memory_ratio leaves; no {'further snapshots' if self.snapshots else 'rollback'}"
         )
         self.next_step = NEVER
         return False
 
-    def _exempt(self, live: dict[str, Any], program_point: str) -> list[str]:
+    def _exempt(self, live: dict[str, Any], program_point: str) -> set[str]:
+        """Buffers and frozen parameters that were infinite when they first appeared are so by design (masks)."""
         if program_point == BASE:
-            buffers = {name for name, _ in self._subject.model.named_buffers()}
-            self._infinite_buffers = [
-                name for name in buffers if name in live and first_nonfinite({name: live[name]})
-            ]
-        return self._infinite_buffers
+            self._untrained.clear()
+            self._infinite.clear()
+        fresh = {name for name in self._subject.untrained() if name in live} - self._untrained
+        self._untrained |= fresh
+        self._infinite |= {name for name in fresh if first_nonfinite({name: live[name]})}
+        return self._infinite
 
     def _make_room(self) -> bool:
         """Drop snapshots until one more fits: never the newest GOOD, the oldest PENDING, a pinned or the last one."""

@@ -20,16 +20,18 @@ class Slot(NamedTuple):
     """Stands for a tensor inside a copied structure; the bytes are in `State.tensors` under this name."""
 
     name: str
+    device: torch.device  # where the tensor lived, should it have to be made anew
 
 
 class State(NamedTuple):
     """One copy. Tensors are on the CPU (pinned for a CUDA model), everything else is plain Python."""
 
     tensors: dict[str, Tensor]
-    optimizers: list[tuple[list[dict[str, Any]], dict[int, Any]]]  # param groups; state by place of the parameter
+    optimizers: list[tuple[list[dict[str, Any]], dict[Any, Any]]]  # param groups; state by place or name, see `_keys`
     extras: dict[str, Any]
     scaler: bool  # the GradScaler had a scale (they are made at its first use)
     rng: dict[str, Any]
+    subject_names: frozenset[str]  # those of model, EMA and optimized parameters among `tensors`
 
     @property
     def size_bytes(self) -> int:
@@ -45,7 +47,7 @@ class Pool:
     def take(self, live: Tensor) -> Tensor:
         pinned = live.device.type == "cuda"
         spare = self._free[tuple(live.shape), live.dtype, pinned]
-        return spare.pop() if spare else torch.empty(live.shape, dtype=live.dtype, pin_memory=pinned)
+        return spare.pop() if spare else torch.empty(live.shape, dtype=live.dtype, device="cpu", pin_memory=pinned)
 
     def give(self, state: State) -> None:
         for tensor in state.tensors.values():
@@ -57,17 +59,18 @@ class Pool:
 
 def live_tensors(subject: Subject) -> dict[str, Tensor]:
     """Parameters, buffers and optimizer state by name, as they are now: this rank's part of sharded ones."""
-    found = {name: _mine(tensor) for name, tensor in subject.tensors()}
+    found = _subject_tensors(subject)
     for number, optimizer in enumerate(subject.optimizers):
-        for place, parameter in enumerate(_parameters(optimizer)):
-            _flatten(optimizer.state.get(parameter, {}), f"optimizer.{number}.{place}", found)
+        for name, key in _keys(optimizer):
+            _flatten(optimizer.state.get(key, {}), f"optimizer.{number}.{name}", found)
     return found
 
 
 @torch.no_grad()
 def capture(subject: Subject, scaler: Any, pool: Pool) -> State:
     """Copy everything. On CUDA the copies are queued on the current stream and the host does not wait."""
-    live = {name: _mine(tensor) for name, tensor in subject.tensors()}
+    live = _subject_tensors(subject)
+    subject_names = frozenset(live)
     optimizers = []
     for number, optimizer in enumerate(subject.optimizers):
         groups = [
@@ -75,9 +78,9 @@ def capture(subject: Subject, scaler: Any, pool: Pool) -> State:
             for at, group in enumerate(optimizer.param_groups)
         ]
         states = {
-            place: _flatten(optimizer.state[parameter], f"optimizer.{number}.{place}", live)
-            for place, parameter in enumerate(_parameters(optimizer))
-            if parameter in optimizer.state
+            name: _flatten(optimizer.state[key], f"optimizer.{number}.{name}", live)
+            for name, key in _keys(optimizer)
+            if key in optimizer.state
         }
         optimizers.append((groups, states))
     extras = {
@@ -92,21 +95,37 @@ def capture(subject: Subject, scaler: Any, pool: Pool) -> State:
     for name, tensor in live.items():
         tensors[name] = pool.take(tensor)
         tensors[name].copy_(tensor.detach(), non_blocking=True)
-    return State(tensors, optimizers, extras, has_scale, rng_state())
+    return State(tensors, optimizers, extras, has_scale, rng_state(), subject_names)
+
+
+def foreign(state: State, subject: Subject) -> str:
+    """The name of the first tensor that the state cannot be written into: gone, or of another shape or type. "" if none.
+
+    Asked before a restore, which would otherwise stop half way.
+    """
+    live = _subject_tensors(subject)
+    for name, tensor in live.items():
+        copied = state.tensors.get(name)
+        if copied is not None and (copied.shape != tensor.shape or copied.dtype != tensor.dtype):
+            return name
+    return next((name for name in state.subject_names if name not in live), "")
 
 
 @torch.no_grad()
 def restore(state: State, subject: Subject, scaler: Any) -> None:
-    """Write everything back into the same objects. The state itself is not aliased and can be restored again."""
-    for name, tensor in subject.tensors():
-        if name in state.tensors:
-            _mine(tensor).copy_(state.tensors[name])
-    for optimizer, saved in zip(subject.optimizers, state.optimizers, strict=True):
-        _restore_optimizer(optimizer, *saved, state.tensors)
+    """Write everything back into the same objects. The state itself is not aliased and can be restored again.
+
+    What the user's own `load_state_dict` raises comes out of here, before any tensor was written.
+    """
     for extra in subject.extras:
         target = extra.handle()
         if target is not None and extra.name in state.extras:
             target.load_state_dict(_rebuilt(state.extras[extra.name], None, state.tensors))
+    for name, tensor in _subject_tensors(subject).items():
+        if name in state.tensors:
+            _write(tensor, state.tensors[name])
+    for optimizer, saved in zip(subject.optimizers, state.optimizers, strict=True):
+        _restore_optimizer(optimizer, *saved, state.tensors)
     if scaler is not None:
         _restore_scaler(scaler, state)
     set_rng_state(state.rng)
@@ -134,17 +153,18 @@ def set_rng_state(saved: dict[str, Any]) -> None:
 def _restore_optimizer(
     optimizer: torch.optim.Optimizer,
     groups: list[dict[str, Any]],
-    states: dict[int, Any],
+    states: dict[Any, Any],
     tensors: dict[str, Tensor],
 ) -> None:
     for group, saved in zip(optimizer.param_groups, groups, strict=False):
         for key, value in saved.items():
             group[key] = _rebuilt(value, group.get(key), tensors)
-    for place, parameter in enumerate(_parameters(optimizer)):
-        if place in states:
-            optimizer.state[parameter] = _rebuilt(states[place], optimizer.state.get(parameter), tensors)
+    own: Any = optimizer.state
+    for name, key in {**dict(_keys(optimizer)), **{name: name for name in states if isinstance(name, str)}}.items():
+        if name in states:
+            own[key] = _rebuilt(states[name], own.get(key), tensors)
         else:  # created after the snapshot
-            optimizer.state.pop(parameter, None)
+            own.pop(key, None)
 
 
 def _restore_scaler(scaler: Any, state: State) -> None:
@@ -165,8 +185,44 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _keys(optimizer: torch.optim.Optimizer) -> list[tuple[Any, Any]]:
+    """(name, key) of whatever may be in `optimizer.state`: a parameter goes by its place, all else by its own name."""
+    others: Any = [key for key in optimizer.state if isinstance(key, str)]
+    return [*enumerate(_parameters(optimizer)), *((key, key) for key in others)]
+
+
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
+
+
+def _subject_tensors(subject: Subject) -> dict[str, Tensor]:
+    return {name: part for whole, tensor in subject.tensors() for name, part in _parts(whole, _mine(tensor))}
+
+
+def _parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """What of a tensor can be copied in place: the dense parts of a sparse one, one of the rows that an expanded shares."""
+    if tensor.layout is torch.sparse_coo:
+        return [(f"{name}.indices", tensor._indices()), (f"{name}.values", tensor._values())]
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        outer, inner = tensor.crow_indices(), tensor.col_indices()
+    elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        outer, inner = tensor.ccol_indices(), tensor.row_indices()
+    else:
+        return [(name, _unexpanded(tensor))]
+    return [(f"{name}.outer", outer), (f"{name}.inner", inner), (f"{name}.values", tensor.values())]
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    for dimension, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+def _write(live: Tensor, copied: Tensor) -> None:
+    # A buffer that was made under inference_mode may be written only there.
+    with torch.inference_mode(live.is_inference()):
+        live.copy_(copied)
 
 
 def _mine(tensor: Tensor) -> Tensor:
@@ -177,10 +233,10 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """The structure with a Slot for each tensor, which goes into `tensors`; the rest is copied."""
     if isinstance(value, Tensor):
         tensors[path] = _mine(value)
-        return Slot(path)
+        return Slot(path, value.device)
     if isinstance(value, dict):
         return {key: _flatten(item, f"{path}.{key}", tensors) for key, item in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+    if type(value) in {list, tuple}:
         return type(value)(_flatten(item, f"{path}.{place}", tensors) for place, item in enumerate(value))
     return value if _is_plain(value) else copy.deepcopy(value)
 
@@ -188,23 +244,23 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 def _rebuilt(saved: Any, current: Any, tensors: dict[str, Tensor]) -> Any:
     """The inverse of `_flatten`; tensors are written into `current`'s where they fit, so that no alias breaks."""
     if isinstance(saved, Slot):
-        return _rebuilt_tensor(tensors[saved.name], current)
+        return _rebuilt_tensor(tensors[saved.name], current, saved.device)
     if isinstance(saved, dict):
         inner = current if isinstance(current, dict) else {}
         return {key: _rebuilt(item, inner.get(key), tensors) for key, item in saved.items()}
-    if isinstance(saved, list | tuple) and not hasattr(saved, "_fields"):
+    if type(saved) in {list, tuple}:
         # Lists (LBFGS history) grow and shift: their tensors are not matched by place.
         return type(saved)(_rebuilt(item, None, tensors) for item in saved)
     return saved if _is_plain(saved) else copy.deepcopy(saved)
 
 
-def _rebuilt_tensor(copied: Tensor, current: Any) -> Tensor:
+def _rebuilt_tensor(copied: Tensor, current: Any, device: torch.device) -> Tensor:
     if not isinstance(current, Tensor):
-        return copied.clone()
+        return copied.to(device, copy=True)
     mine = _mine(current)
     if mine.shape != copied.shape or mine.dtype != copied.dtype:
         return copied.to(mine.device, copy=True)
-    mine.copy_(copied)
+    _write(mine, copied)
     return current
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sentinel.errors import MisuseError
 
@@ -71,6 +72,17 @@ class Subject:
         if len(alive) < len(self._optimizers):
             raise ReferenceError("an optimizer is gone")
         return alive
+
+    @property
+    def unmaterialized(self) -> bool:
+        """A lazy module has not been given its shape yet; it gets it in its first forward."""
+        return any(is_lazy(tensor) for _, tensor in self.tensors())
+
+    def untrained(self) -> Iterator[str]:
+        """Names of buffers and frozen parameters of the model."""
+        model = self.model
+        yield from (name for name, _ in model.named_buffers())
+        yield from (name for name, parameter in model.named_parameters() if not parameter.requires_grad)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters, buffers (persistent or not) and parameters that only an optimizer knows; each tensor once."""

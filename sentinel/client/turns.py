@@ -92,8 +92,6 @@ class Turns:
 
     def take_base(self) -> None:
         self._snapshot(BASE)
-        if self._ring.unavailable:
-            say(self._ring.unavailable)
 
     def state_loaded(self) -> None:
         """The user loaded a checkpoint: what was copied before is the state of another run."""
@@ -104,7 +102,12 @@ class Turns:
         loop = self._loop
         started = time.perf_counter()
         counters = Counters(loop.step, loop.applied, loop.skipped, self._cursor.position)
-        self._ring.take(loop.live_scaler, loop.generation, point, counters)
+        could = not self._ring.unavailable
+        try:
+            self._ring.take(loop.live_scaler, loop.generation, point, counters)
+        finally:
+            if could and self._ring.unavailable:
+                say(self._ring.unavailable)
         self._cursor.trim(self._ring.oldest_position)
         loop.pause_seconds += time.perf_counter() - started
 

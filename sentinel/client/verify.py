@@ -17,7 +17,7 @@ def first_nonfinite(tensors: Mapping[str, Tensor], exempt: Iterable[str] = ()) -
     it does not overflow; only a sum that is not finite is looked at element by element.
     """
     skip = set(exempt)
-    names = [name for name, t in tensors.items() if t.is_floating_point() and t.numel() and name not in skip]
+    names = [name for name, t in tensors.items() if _has_infinity(t) and t.numel() and name not in skip]
     sums = [_sum(tensors[name]) for name in names]
     if not sums:
         return ""
@@ -48,14 +48,20 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _has_infinity(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _sum(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.detach().resolve_conj()).sum()
     if tensor.element_size() == 1:  # float8 has no sum
         return tensor.to(torch.float32).sum()
     return tensor.sum(dtype=torch.float32) if tensor.dtype in SMALL_FLOATS else tensor.sum()
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
     whole = flat.numel() // 8 * 8
     if not whole:
         return flat.sum()
