@@ -135,10 +135,16 @@ class _Daemon:
         for left in await asyncio.to_thread(recovery.unsettled, self._url):
             if not (left.committed and left.run_id in self._fleet.runs):
                 await self._abort(left.decision_id)
+        await self._writer.flushed()
+        for run in await asyncio.to_thread(recovery.unclosed, self._url):
+            await self._close_books(run)
         self._fleet.ever = bool(self._fleet.runs)
 
     async def _abort(self, decision_id: str) -> None:
         await self._writer.after(lambda store: recovery.settle(store, decision_id, Reason.NO_WORD))
+
+    async def _close_books(self, run: recovery.Unclosed) -> None:
+        await self._writer.after(lambda store: recovery.close_books(store, *run))
 
     async def _tick(self) -> None:
         while True:

@@ -1,5 +1,6 @@
 """Read back from the database what an earlier daemon knew: how a rank started, and which commands it left open."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from sentinel.records import Ack, Incident, IncidentStatus, Origin, StepRecord
 from sentinel.store import engine as engines
 from sentinel.store.database import Store
 from sentinel.store.intake import read_step
-from sentinel.store.tables import acks, attempts, commands, decisions, incidents, ranks, steps
+from sentinel.store.tables import acks, attempts, commands, decisions, incidents, ranks, runs, steps
 from sentinel.store.values import from_text
 from sentinel.vocabulary import Action, Mode, Outcome, Reason, RunStatus, UpdateResult
 
@@ -26,6 +27,14 @@ class Unsettled(NamedTuple):
     decision_id: str
     run_id: str
     committed: bool  # the word to carry it out was said
+
+
+class Unclosed(NamedTuple):
+    """A run whose ranks have all said their last word, though its books are open."""
+
+    run_id: str
+    status: RunStatus
+    ended_at: float
 
 
 def start_of(url: str, origin: Origin) -> Start | None:
@@ -98,6 +107,31 @@ def unsettled(url: str) -> list[Unsettled]:
             )
         )
         return [Unsettled(*row) for row in rows]
+
+
+def unclosed(url: str) -> list[Unclosed]:
+    """Runs that an earlier daemon saw end, but could not close any more."""
+    later = ranks.alias()
+    superseded = (
+        select(later.c.attempt)
+        .where(later.c.run_id == ranks.c.run_id, later.c.rank == ranks.c.rank, later.c.attempt > ranks.c.attempt)
+        .exists()
+    )
+    question = select(ranks).join(runs, runs.c.run_id == ranks.c.run_id)
+    with _reading(url) as connection:
+        rows = connection.execute(
+            question.where(runs.c.status == RunStatus.RUNNING.value, ~superseded).order_by(ranks.c.run_id)
+        ).mappings()
+        by_run = {run_id: list(group) for run_id, group in itertools.groupby(rows, key=lambda row: row["run_id"])}
+    return [
+        Unclosed(
+            run_id,
+            RunStatus.FAILED if any(row["end_status"] == "failed" for row in group) else RunStatus.COMPLETED,
+            max(row["ended_at"] or 0.0 for row in group),
+        )
+        for run_id, group in by_run.items()
+        if all(row["ended"] for row in group)
+    ]
 
 
 def settle(store: Store, decision_id: str, reason: Reason) -> None:

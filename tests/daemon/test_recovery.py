@@ -4,11 +4,13 @@ import math
 from pathlib import Path
 
 from sentinel.daemon import recovery
-from sentinel.records import IncidentStatus
+from sentinel.records import IncidentStatus, RunEnd
 from sentinel.store.database import Store
 from sentinel.store.history import History
 from sentinel.vocabulary import RunStatus
+from tests.daemon.daemon_process import DaemonProcess
 from tests.store.building import RUN, START, entries, hello, incident, start, url_in
+from tests.waiting import until
 
 
 def test_an_incident_that_no_judge_remembers_is_given_up_when_the_run_ends(tmp_path: Path) -> None:
@@ -24,3 +26,18 @@ def test_an_incident_that_no_judge_remembers_is_given_up_when_the_run_ends(tmp_p
         assert closed["ranks"] == [0]
         assert math.isinf(closed["evidence"]["z"])
         assert history.run(RUN)["status"] == "completed"
+
+
+def test_a_run_whose_last_word_is_stored_is_closed_by_the_next_daemon(tmp_path: Path) -> None:
+    """The daemon was killed after it acknowledged the end of the last rank, before it closed the books."""
+    home = tmp_path / "home"
+    home.mkdir()
+    store = Store.open(url_in(home))
+    store.register_rank(hello(), "box", START)
+    store.write(entries(start(), RunEnd(2, START + 40, 0, 13, "failed", "ValueError: x")), critical=True)
+    store.save_incident(incident(status=IncidentStatus.OPEN, resolved_at=None, cause=""))
+    store.close()
+    with DaemonProcess(home) as daemon, History(daemon.database) as history:
+        until(lambda: history.run(RUN)["status"] == "failed", 10.0, "the run is closed")
+        assert history.run(RUN)["ended_at"] == START + 40
+        assert [row["status"] for row in history.incidents(RUN)] == ["gave_up"]
