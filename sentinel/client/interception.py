@@ -84,13 +84,18 @@ def forget_all() -> None:
 
 
 def _install() -> None:
-    _replace(torch.autograd.graph, "_engine_run_backward", _run_backward, also=[torch.autograd])
+    _replace(torch.autograd.graph, "_engine_run_backward", _untraced(_run_backward), also=[torch.autograd])
     _replace(clip_grad, "_get_total_norm", _total_norm, aliases=[(torch.nn.utils, "get_total_norm")])
     _replace(clip_grad, "_clip_grads_with_norm_", _clip, aliases=[(torch.nn.utils, "clip_grads_with_norm_")])
-    _replace(grad_scaler.GradScaler, "scale", _scale)
-    _replace(grad_scaler.GradScaler, "step", _scaler_step)
-    _replace(torch.nn.Module, "load_state_dict", _load_state_dict)
-    _replace(torch.optim.Optimizer, "load_state_dict", _load_state_dict)
+    _replace(grad_scaler.GradScaler, "scale", _untraced(_scale))
+    _replace(grad_scaler.GradScaler, "step", _untraced(_scaler_step))
+    _replace(torch.nn.Module, "load_state_dict", _untraced(_load_state_dict))
+    _replace(torch.optim.Optimizer, "load_state_dict", _untraced(_load_state_dict))
+
+
+def _untraced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """None of these can be traced by Dynamo without us either; it shall not look into ours."""
+    return lambda original: torch.compiler.disable(wrap(original))
 
 
 def _replace(
@@ -138,6 +143,8 @@ def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> Any:
         global _last_norm  # noqa: PLW0603
+        if torch.compiler.is_compiling():
+            return original(tensors, norm_type, error_if_nonfinite, foreach)
         _last_norm = None
         norm = original(tensors, norm_type, error_if_nonfinite, foreach)
         if _observers and float(norm_type) == 2.0:
@@ -149,7 +156,7 @@ def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip_with_norm(parameters: Any, max_norm: float, total_norm: Tensor, foreach: bool | None = None) -> Any:
-        if not _observers:
+        if not _observers or torch.compiler.is_compiling():
             return original(parameters, max_norm, total_norm, foreach)
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         measured = _last_norm if _last_norm is not None and _last_norm.value is total_norm else None

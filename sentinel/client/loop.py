@@ -5,27 +5,32 @@ until one that already stepped in it steps again, or to the top of `run.batches`
 backward begins, so that a report made after `optimizer.step()` still belongs to it.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sentinel.client import interception
+from sentinel.client import interception, scaling
 from sentinel.client.attempt import Attempt
 from sentinel.client.boundaries import Boundaries
 from sentinel.client.deferred import DeviceReader
 from sentinel.client.guard import measure
 from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer, watch
-from sentinel.client.probes.loss import SCALED_BY, Value, plain
+from sentinel.client.probes.loss import SCALED_BY, Value
 from sentinel.client.probes.memory import device_memory
 from sentinel.client.reflex import Reflexes
 from sentinel.client.shield import shielded
+from sentinel.client.stepping import Stepping
 from sentinel.client.subject import Handle, Subject
 from sentinel.config import Settings
 from sentinel.records import Reflex, StepRecord
 from sentinel.vocabulary import UpdateResult
+
+MOST_COMPLAINTS = 20  # about wrong reports
 
 
 class Loop:
@@ -47,6 +52,7 @@ class Loop:
         self.pause_seconds = 0.0  # time since the last attempt's end that is not the loop's own: phases, turns
         self.boundaries: Boundaries | None = None
         self.on_failure: Callable[[str, Exception], None] = lambda _where, _error: None
+        self.on_trouble: Callable[[str, str], None] = lambda _what, _text: None
         self.data_position: Callable[[], int | None] = lambda: None
         self.batches_active: Callable[[], bool] = lambda: False
         self.step_ended: Callable[[int, float | None, UpdateResult], None] = lambda _step, _seconds, _result: None
@@ -61,8 +67,9 @@ class Loop:
         self._stepped: list[WatchedOptimizer] = []
         self._void: list[WatchedOptimizer] = []  # hold gradients of a state that a turn has replaced
         self._markers = Markers()
-        self._in_step: WatchedOptimizer | None = None
-        self._evaluations = 0
+        self._stepping = Stepping()
+        self._thread = 0  # in which the last step ran
+        self._complaints: set[str] = set()
         self._step_started = 0.0
         self._last_end = 0.0
         self._hook_seconds_before = 0.0
@@ -72,7 +79,7 @@ class Loop:
 
     def hook(self) -> None:
         for watched in self.watched:
-            watched.hook(self.before_step, self.after_step)
+            watched.hook(torch.compiler.disable(self.before_step), torch.compiler.disable(self.after_step))
         self._markers.place(self.watched)
 
     def unhook(self) -> None:
@@ -90,10 +97,11 @@ class Loop:
 
     @shielded
     def before_backward(self) -> None:
-        self._markers.touched.clear()
+        self._markers.begin()
         if not self._last_end:
             self._last_end = time.perf_counter()
-        if self._in_step is None and self._current is not None and len(self._stepped) == len(self.watched):
+        complete = self._current is not None and len(self._stepped) == len(self.watched)
+        if complete and self._between_steps and self._thread == threading.get_ident():
             self.flush()
 
     @shielded
@@ -109,10 +117,10 @@ class Loop:
             reference = getattr(root, SCALED_BY, None)
             if reference is not None:
                 attempt.scaler = reference()
-        if not self.settings.loss.capture or (self._in_step is not None and self._evaluations > 1):
+        if not self.settings.loss.capture or (self._stepping.evaluating and self._stepping.evaluations > 1):
             return
         for root in roots:
-            attempt.objective.add(root, self._scale_of(attempt))
+            attempt.objective.add(root, scaling.scale_of(attempt.scaler))
 
     @shielded
     def before_clip(self, parameters: list[Tensor], max_norm: float, norm: Any) -> None:
@@ -122,11 +130,12 @@ class Loop:
             if overlap == "none":
                 continue
             attempt = self._attempt_of(watched)
-            inside = watched is self._in_step  # clipping in a closure: the last evaluation counts
-            if watched.name in attempt.measures and not inside:
-                continue
+            inside = watched is self._stepping.evaluating  # clipping in a closure: the last evaluation counts
+            earlier = attempt.measures.get(watched.name)
+            if earlier is not None and not inside and list(earlier.marks) == watched.gradient_marks:
+                continue  # another part of the same gradients is clipped now
             taken = norm.value if norm is not None and overlap == "all" else None
-            attempt.measures[watched.name] = measure(watched, self._carried_scale(watched, attempt), taken)
+            attempt.measures[watched.name] = measure(watched, scaling.carried(attempt.scaler, watched.target), taken)
             attempt.clip_max_norm = max_norm
 
     @shielded
@@ -173,10 +182,14 @@ class Loop:
         if watched in self._void:
             watched.set_aside()
             return None
-        if self.boundaries is not None and self.boundaries.needs_base and not self.batches_active():
-            self.boundaries.take_base()
+        self._thread = threading.get_ident()
+        self._forget_broken_step()
+        watched.look_again()
+        self._take_base()
         attempt = self._open(watched)
-        self._in_step, self._evaluations = watched, 0
+        if not attempt.backwards and watched.gradients:
+            self._markers.place(self.watched)
+        self._stepping.enter(watched)
         opens = len(self._stepped) == 1
         if (
             opens
@@ -188,7 +201,7 @@ class Loop:
             watched.set_aside()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
-            wrapped = self._watched_closure(watched, attempt, closure)
+            wrapped = self._stepping.watch(closure, lambda: self._after_evaluation(watched, attempt))
             replaced = (
                 ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": wrapped})
             )
@@ -206,10 +219,10 @@ class Loop:
             return
         watched.give_back()
         watched.end_device_skip()
+        self._stepping.leave()
         if self._current is None or watched in self._void:
             return
         self._current.optimizer_seconds += time.perf_counter() - self._step_started
-        self._in_step = None
         self._close(watched, self._current)
 
     # ------------------------------------------------------------ called by the Run
@@ -219,7 +232,10 @@ class Loop:
         attempt = self._latest
         if attempt is None or (attempt is not self._current and attempt is not self._gathering):
             attempt = self._gathering  # its record is gone already: this is said ahead of the next backward
-        attempt.reported.add(loss, tokens, samples, others)
+        for text in attempt.reported.add(loss, tokens, samples, others):
+            if text not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
+                self._complaints.add(text)
+                self.on_trouble("report", text)
 
     @shielded
     def waited_for_data(self, seconds: float) -> None:
@@ -230,6 +246,7 @@ class Loop:
         """The top of run.batches: whatever was open is complete."""
         if not self._last_end:
             self._last_end = time.perf_counter()
+        self._forget_broken_step()
         self.flush()
         self._stepped.clear()
 
@@ -250,6 +267,7 @@ class Loop:
 
     def finish(self) -> None:
         """At the end of the Run: everything is sent, waiting for the device if need be."""
+        self._forget_broken_step()
         self.flush()
         self._reader.poll(wait=True)
 
@@ -266,6 +284,28 @@ class Loop:
         self.reflexes.applied()
 
     # ------------------------------------------------------------ attempts
+
+    @property
+    def _between_steps(self) -> bool:
+        return self._stepping.broken is None and self._stepping.evaluating is None
+
+    def _forget_broken_step(self) -> None:
+        """A step that raised, in a loop that goes on, was no attempt: the next one takes its number."""
+        watched = self._stepping.broken
+        if watched is None:
+            return
+        self._stepping.leave()
+        watched.forget()
+        if watched in self._stepped:
+            self._stepped.remove(watched)
+        if not self._stepped and self._current is not None:
+            self.step, self._current = self.step - 1, None
+
+    @shielded
+    def _take_base(self) -> None:
+        """On its own, so that a state which cannot be copied does not keep the reflex from looking."""
+        if self.boundaries is not None and self.boundaries.needs_base and not self.batches_active():
+            self.boundaries.take_base()
 
     def _open(self, watched: WatchedOptimizer) -> Attempt:
         if watched in self._stepped or not self._stepped or self._current is None:
@@ -290,7 +330,7 @@ class Loop:
         lr = watched.lr
         if lr is not None:
             attempt.lrs[watched.name] = lr
-        attempt.loss_scale = self._loss_scale()
+        attempt.loss_scale = scaling.value_of(self.live_scaler)
         if self._last_end:
             attempt.step_seconds = max(0.0, now - self._last_end - self.pause_seconds)
         if len(self._stepped) == len(self.watched) or len(self.watched) == 1:
@@ -315,25 +355,12 @@ class Loop:
             self.skipped += 1
         self._send(attempt.record(numbers, self.applied, self.skipped))
 
-    # ------------------------------------------------------------ closures
-
-    def _watched_closure(self, watched: WatchedOptimizer, attempt: Attempt, closure: Callable[..., Any]) -> Any:
-        """`step(closure)` makes its gradients inside: look after the first evaluation (O48)."""
-
-        def evaluate(*args: Any, **kwargs: Any) -> Any:
-            self._evaluations += 1
-            loss = closure(*args, **kwargs)
-            self._after_evaluation(watched, attempt)
-            return loss
-
-        return evaluate
-
     @shielded
     def _after_evaluation(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
         if attempt.result is UpdateResult.TURN:
             watched.set_aside()
             return
-        if self._evaluations == 1:
+        if self._stepping.evaluations == 1:
             self.reflexes.judge(watched, attempt)
         else:
             attempt.measures[watched.name] = measure(watched)
@@ -344,7 +371,7 @@ class Loop:
         return next((watched for watched in self.watched if watched.is_(optimizer)), None)
 
     def _attempt_of_backward(self) -> Attempt:
-        if self._in_step is not None and self._current is not None:
+        if self._stepping.evaluating and self._current is not None:
             return self._current
         if self._current is None or len(self.watched) == 1:
             return self._gathering
@@ -355,30 +382,14 @@ class Loop:
         """Whose gradients this optimizer holds now: the open attempt's if it has still to step in it."""
         if self._current is None:
             return self._gathering
-        if watched is self._in_step:
+        if watched is self._stepping.evaluating:
             return self._current
         return self._gathering if watched in self._stepped or not self._stepped else self._current
-
-    def _scale_of(self, attempt: Attempt) -> Any:
-        return attempt.scaler._scale if attempt.scaler is not None and attempt.scaler._enabled else None
-
-    def _carried_scale(self, watched: WatchedOptimizer, attempt: Attempt) -> Any:
-        """The loss scale that the gradients still carry when they are clipped; None after `unscale_`."""
-        scale = self._scale_of(attempt)
-        if scale is None:
-            return None
-        state = attempt.scaler._per_optimizer_states.get(id(watched.target))
-        return scale if state is None or state["stage"].name == "READY" else None
 
     @property
     def live_scaler(self) -> Any:
         """The GradScaler in use, None without one or when it is disabled."""
-        scaler = self.scaler() if self.scaler is not None else None
-        return scaler if scaler is not None and scaler._enabled else None
-
-    def _loss_scale(self) -> Value | None:
-        scale = getattr(self.live_scaler, "_scale", None)
-        return None if scale is None else plain(scale)
+        return scaling.live(self.scaler)
 
     def _names(self) -> dict[int, str]:
         return {id(parameter): name for name, parameter in self.subject.model.named_parameters()}

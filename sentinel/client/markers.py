@@ -4,39 +4,66 @@ A post-accumulate hook costs 2.6 us; walking the graph would cost milliseconds (
 torch.compile, and are neither copied nor pickled with a parameter.
 """
 
+import threading
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from sentinel.client.optimizer import WatchedOptimizer
 
+Touched = dict[int, set[int]]  # by thread
+
 
 class Markers:
-    """`touched` holds the numbers of the optimizers that the last backward reached."""
+    """Each thread's backward is told apart: another model may be trained in another thread."""
 
     def __init__(self) -> None:
-        self.touched: set[int] = set()
+        self._touched: Touched = {}
         self._ever = False
+        self._marked: dict[int, Tensor] = {}
         self._handles: list[Any] = []
 
     def place(self, optimizers: list[WatchedOptimizer]) -> None:
-        for number, watched in enumerate(optimizers):
-            trainable = [one for one in watched.parameters if one.requires_grad and one.is_leaf]
-            for parameter in {id(one): one for one in trainable[:1] + trainable[-1:]}.values():
-                touch = _Touch(self.touched, number)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
+        """Mark what can be reached; called again when a step had gradients that no marker saw."""
+        chosen = [(number, one) for number, watched in enumerate(optimizers) for one in _ends(watched)]
+        marked = {id(one): one for _, one in chosen}
+        if marked.keys() == self._marked.keys():
+            return
+        self.remove()
+        self._marked = marked
+        for number, parameter in chosen:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(_Touch(self._touched, number)))
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._marked.clear()
+
+    def begin(self) -> None:
+        """A backward begins in this thread."""
+        self._touched[threading.get_ident()] = set()
+
+    @property
+    def touched(self) -> set[int]:
+        """Numbers of the optimizers that this thread's last backward reached."""
+        return self._touched.get(threading.get_ident(), set())
 
     def reached(self, *, alone: bool) -> bool:
         """Did the last backward reach us? Until a marker has fired once, a lone Run takes every backward as its own:
         the marked parameters may be unused ones.
         """
-        self._ever = self._ever or bool(self.touched)
-        return bool(self.touched) or (alone and not self._ever)
+        touched = bool(self.touched)
+        self._ever = self._ever or touched
+        return touched or (alone and not self._ever)
+
+
+def _ends(watched: WatchedOptimizer) -> list[Tensor]:
+    """First and last of the parameters that hold a gradient, else of those that may get one."""
+    trainable = [one for one in watched.parameters if one.requires_grad and one.is_leaf and not is_lazy(one)]
+    holders = [one for one in trainable if one.grad is not None] or trainable
+    return list({id(one): one for one in holders[:1] + holders[-1:]}.values())
 
 
 class _Touch:
@@ -44,9 +71,12 @@ class _Touch:
 
     __slots__ = ("_number", "_touched")
 
-    def __init__(self, touched: set[int], number: int) -> None:
+    def __init__(self, touched: Touched, number: int) -> None:
         self._touched = touched
         self._number = number
 
     def __call__(self, _parameter: Tensor) -> None:
-        self._touched.add(self._number)
+        mine = self._touched.get(threading.get_ident())
+        # A device has an autograd thread of its own: whose backward it serves is not known there.
+        for touched in [mine] if mine is not None else list(self._touched.values()):
+            touched.add(self._number)

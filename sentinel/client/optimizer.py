@@ -28,6 +28,7 @@ class WatchedOptimizer:
         self._parameters: list[Tensor] = []
         self._ids: frozenset[int] = frozenset()
         self._shape: tuple[int, ...] = ()
+        self._seen: list[int] = []
         self.sharded = False  # this rank holds parts of its parameters
         self._aside: list[tuple[Tensor, Tensor]] = []
         self.device_skip = False  # found_inf was set on a fused optimizer for this step
@@ -62,6 +63,12 @@ class WatchedOptimizer:
             self._parameters, self._ids, self._shape = list(unique.values()), frozenset(unique), shape
             self.sharded = any(is_sharded(parameter) for parameter in self._parameters)
         return self._parameters
+
+    def look_again(self) -> None:
+        """Notice parameters that were replaced, in an unchanged number. Once a step: it walks all of them."""
+        seen = [id(parameter) for group in self.target.param_groups for parameter in group["params"]]
+        if seen != self._seen:
+            self._seen, self._shape = seen, ()
 
     def overlap(self, holders: frozenset[int]) -> str:
         """How far the parameters with these ids, which hold gradients, are this optimizer's: all, some or none."""
@@ -127,6 +134,11 @@ class WatchedOptimizer:
         while self._aside:
             parameter, gradient = self._aside.pop()
             parameter.grad = gradient
+
+    def forget(self) -> None:
+        """The step raised: what was set aside for it is void."""
+        self._aside.clear()
+        self.end_device_skip()
 
     def skip_on_device(self, nonfinite: Tensor) -> None:
         """Let a fused step skip itself if `nonfinite` (bool, on the device) is true; nothing is synced."""

@@ -99,12 +99,14 @@ class AttachedRun(Run):
         self._turns = Turns(loop, ring, self._cursor, self._inbox, settings)
         self._link: Link | None = None
         self._failures = 0
+        self._told_of_no_url = False
         self._alone_no_more = False
         self._marks: list[Mark] = []
         self._ending = threading.Lock()
         loop.reflexes.acts = mode is Mode.PROTECT and world_size == 1
         loop.boundaries = self._turns
         loop.on_failure = self._failed
+        loop.on_trouble = self.on_trouble
         loop.data_position = self._data_position
         loop.batches_active = lambda: self._cursor.active
         loop.step_ended = self._step_ended
@@ -120,6 +122,7 @@ class AttachedRun(Run):
     def begin(self, link: Link) -> None:
         """Called once by `attach`: from here on the loop is watched."""
         self._link = link
+        self.subject.keep()
         self._loop.hook()
         interception.add(self._loop)
         link.start()
@@ -161,6 +164,7 @@ class AttachedRun(Run):
         self._inbox.lost()
         interception.remove(self._loop)
         self._quietly(self._loop.unhook)
+        self._quietly(self.subject.release)
         self._quietly(self._loop.finish)
         if self._turns.stopped:
             error = f"stopped: {self._turns.stopped}"
@@ -182,6 +186,9 @@ class AttachedRun(Run):
     # ------------------------------------------------------------ for the link's thread
 
     def on_welcome(self, welcome: Welcome) -> None:
+        if not welcome.url and not self._told_of_no_url:
+            self._told_of_no_url = True
+            say("the daemon found no free port, so there is no /metrics (the run is watched); set http.port")
         self.url = welcome.url
         self._inbox.attempt = welcome.attempt
         self._allow(welcome.may_act)

@@ -99,7 +99,7 @@ def capture(subject: Subject, scaler: Any, pool: Pool) -> State:
 
 
 def foreign(state: State, subject: Subject) -> str:
-    """The name of the first tensor that the state cannot be written into: gone, or of another shape or type. "" if none.
+    """The name of the first tensor that the state does not fit: gone, or of another shape or type; "" if none.
 
     Asked before a restore, which would otherwise stop half way.
     """
@@ -186,9 +186,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _keys(optimizer: torch.optim.Optimizer) -> list[tuple[Any, Any]]:
-    """(name, key) of whatever may be in `optimizer.state`: a parameter goes by its place, all else by its own name."""
-    others: Any = [key for key in optimizer.state if isinstance(key, str)]
-    return [*enumerate(_parameters(optimizer)), *((key, key) for key in others)]
+    """(name, key) of what may be in `optimizer.state`: a parameter goes by its place, all else by its own name."""
+    keys: list[Any] = list(optimizer.state)
+    return [*enumerate(_parameters(optimizer)), *((key, key) for key in keys if isinstance(key, str))]
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _subject_tensors(subject: Subject) -> dict[str, Tensor]:
 
 
 def _parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """What of a tensor can be copied in place: the dense parts of a sparse one, one of the rows that an expanded shares."""
+    """What of a tensor can be copied in place: the dense parts of a sparse one, the one row of an expanded one."""
     if tensor.layout is torch.sparse_coo:
         return [(f"{name}.indices", tensor._indices()), (f"{name}.values", tensor._values())]
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:

@@ -1,4 +1,4 @@
-"""What a Run watches: the model, its optimizers and the other state. Held weakly, so that we keep nothing alive."""
+"""What a Run watches: the model, its optimizers and the other state. We keep nothing alive beyond the optimizers."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sentinel.errors import MisuseError
+
+KEEPSAKE = "_sentinel_keepsake"  # attribute of the first optimizer
 
 
 class Extra(NamedTuple):
@@ -35,6 +37,16 @@ class Handle:
         return self._strong if self._reference is None else self._reference()
 
 
+class Keepsake:
+    """Hangs on an optimizer and holds what lives as long as it does; copies and pickles of it are empty."""
+
+    def __init__(self, *kept: Any) -> None:
+        self.kept = kept
+
+    def __reduce__(self) -> tuple[type["Keepsake"], tuple[()]]:
+        return Keepsake, ()
+
+
 class Subject:
     """Checked once, in `attach`; raises MisuseError there and never later."""
 
@@ -53,6 +65,18 @@ class Subject:
         self.scaler = Handle(scaler) if scaler is not None else None
         self.extras = [*_schedulers(scheduler), *_emas(ema), *_states(state)]
         self.has_scheduler = scheduler is not None
+
+    def keep(self) -> None:
+        """Model and extras live as long as the first optimizer, if only `attach` was given them: a ModuleList of two
+        networks, an adapter with state_dict.
+        """
+        extras = [extra.handle() for extra in self.extras]
+        vars(self.optimizers[0])[KEEPSAKE] = Keepsake(self.model, *extras)
+
+    def release(self) -> None:
+        optimizer = self._optimizers[0]()
+        if optimizer is not None:
+            vars(optimizer).pop(KEEPSAKE, None)
 
     @property
     def gone(self) -> bool:

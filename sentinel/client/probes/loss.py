@@ -48,19 +48,21 @@ class Reported:
         self.samples: Value | None = None
         self.others: dict[str, Value] = {}
 
-    def add(self, loss: Any, tokens: Any, samples: Any, others: dict[str, Any]) -> None:
-        tokens_value, samples_value = _scalar("tokens", tokens), _scalar("samples", samples)
-        if loss is not None:
+    def add(self, loss: Any, tokens: Any, samples: Any, others: dict[str, Any]) -> list[str]:
+        """Take what is a number; returns a sentence about each value that is none."""
+        wrong: list[str] = []
+        given = {"loss": loss, "tokens": tokens, "samples": samples, **others}
+        numbers = {name: _scalar(name, value, wrong) for name, value in given.items()}
+        loss_value, tokens_value, samples_value = (numbers.pop(name) for name in ("loss", "tokens", "samples"))
+        if loss_value is not None:
             amount = next((part for part in (tokens_value, samples_value) if isinstance(part, float)), 1.0)
-            weighted = _scalar("loss", loss) * amount  # type: ignore[operator]
+            weighted = loss_value * amount
             self.loss_total = weighted if self.loss_total is None else self.loss_total + weighted
             self.loss_weight += amount
         self.tokens = _sum(self.tokens, tokens_value)
         self.samples = _sum(self.samples, samples_value)
-        for name, value in others.items():
-            number = _scalar(name, value)
-            if number is not None:
-                self.others[name] = number
+        self.others |= {name: number for name, number in numbers.items() if number is not None}
+        return wrong
 
     @property
     def loss(self) -> Value | None:
@@ -85,19 +87,23 @@ def plain(value: Tensor) -> Value:
     return value.detach().reshape(()).float()
 
 
-def _scalar(name: str, value: Any) -> Value | None:
+def _scalar(name: str, value: Any, wrong: list[str]) -> Value | None:
     if value is None:
         return None
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(
-                f"run.report({name}=...) got a tensor of shape {tuple(value.shape)}; one number is wanted"
-            )
-        if hasattr(value, "to_local"):
-            value = value.to_local()
-        with torch.no_grad():
-            return plain(value.detach())
-    return float(value)
+    if not isinstance(value, Tensor):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            wrong.append(f"run.report({name}=...) got a {type(value).__name__}; a number is wanted (it is left out)")
+            return None
+    if value.numel() != 1 or value.is_complex():
+        what = f"{value.dtype} tensor of shape {tuple(value.shape)}"
+        wrong.append(f"run.report({name}=...) got a {what}; one number is wanted (it is left out)")
+        return None
+    if hasattr(value, "to_local"):
+        value = value.to_local()
+    with torch.no_grad():
+        return plain(value.detach())
 
 
 def _sum(total: Value | None, value: Value | None) -> Value | None:
