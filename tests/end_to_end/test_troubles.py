@@ -24,7 +24,7 @@ BLOCKED_SECONDS = 0.5
 DETACH_SECONDS = 2.0
 TROUBLES = {
     # name: what the one line about it must say
-    "no port": "",
+    "no port": "http.port",
     "no daemon": "daemon.autostart",
     "newer database": "newer",
     "long home": "",
