@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RANKS_ENV := OMP_NUM_THREADS=1
+# Test files that run side by side; WORKERS=0 runs one after the other.
+WORKERS ?= 2
 
 .PHONY: demo test check lint types contracts unit long bench docs clean
 
@@ -25,7 +27,7 @@ contracts: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(READY)  ## tests, and the line coverage of sentinel/ with what they start
-	$(RANKS_ENV) $(BIN)/python -m pytest --cov --cov-report=term tests
+	$(RANKS_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term tests
 
 long: $(READY)  ## campaigns with real processes, complete
 	$(RANKS_ENV) SENTINEL_TEST_LONG=1 $(BIN)/python -m pytest tests -m long
