@@ -9,7 +9,10 @@ persists. Four rules on the residual r and the robust deviation z of `sentinel.d
              value 15 % above on average: a modest jump of a noisy loss (a one-sided CUSUM, E. S. Page, 1954, over a
              window);
 - rail:      before the baseline has `warmup_steps` samples, a step `rail_ratio` times the level with z > `z`, and
-             another within two steps that is at least half as far up (in log units) or 30 % above the level.
+             another within two steps that is at least half as far up (in log units) or 30 % above the level; while
+             there are fewer than 12 samples the noise is unknown, and both are compared with the highest loss so far
+             (a low first loss of a small batch is no reason to call the next ones high); with fewer than 4 the step
+             must also be 3 times that and 10 or more, which no sane cross entropy is.
 """
 
 import math
@@ -27,6 +30,12 @@ RELEARN_STEPS = 200  # a level that stays so long is the new normal
 SUSTAINED_Z = 3.0
 SUSTAINED_CUT = 6.0
 SUSTAINED_RISE = 0.15
+RAIL_SECOND_RISE = 0.3
+FEW_SAMPLES = 12  # with fewer the noise of the loss is not known
+FEW_Z = 4.0
+FEWEST_SAMPLES = 4
+FEWEST_RAIL_RATIO = 3.0
+INSANE_LOSS = 10.0  # a cross entropy of 10 gives the right answer a probability of 5e-5
 REMEMBERED = 8  # recent steps; also how far back an onset is looked for
 
 
@@ -36,6 +45,8 @@ class Seen(msgspec.Struct):
     step: int
     z: float
     rise: float
+    high: bool = False  # clearly above the highest loss so far; these two only while there are few samples
+    beyond_rail: bool = False
 
 
 class Memory(msgspec.Struct):
@@ -44,6 +55,7 @@ class Memory(msgspec.Struct):
     baseline: Baseline = msgspec.field(default_factory=Baseline)
     recent: list[Seen] = []
     frozen_steps: int = 0
+    peak: float = 0.0  # the highest loss learned so far
     holding_since: int | None = None  # onset of the jump that holds now
 
 
@@ -75,7 +87,7 @@ class LossSpike:
         assert seen.loss is not None
         memory = self._memory
         baseline = memory.baseline
-        now = Seen(seen.step, baseline.deviation(seen.loss), baseline.rise(seen.loss))
+        now = self._judge(seen.step, seen.loss)
         expected = baseline.expected() if baseline.samples else seen.loss
         memory.recent = [*memory.recent[-(REMEMBERED - 1) :], now]
         rule = self._rule()
@@ -87,6 +99,17 @@ class LossSpike:
         if memory.holding_since is None or now.rise < self._settings.rise_ratio:
             return None
         return self._finding(seen, now, expected, rule)
+
+    def _judge(self, step: int, loss: float) -> Seen:
+        memory = self._memory
+        judged = Seen(step, memory.baseline.deviation(loss), memory.baseline.rise(loss))
+        samples, peak = memory.baseline.samples, memory.peak
+        if not 0 < samples < FEW_SAMPLES or peak <= 0:
+            return judged
+        ratio = max(self._settings.rail_ratio, math.exp(min(FEW_Z * memory.baseline.scale, 10.0)))
+        ratio = ratio if samples >= FEWEST_SAMPLES else FEWEST_RAIL_RATIO
+        beyond = loss >= ratio * peak and (samples >= FEWEST_SAMPLES or loss >= INSANE_LOSS)
+        return msgspec.structs.replace(judged, high=loss >= (1.0 + RAIL_SECOND_RISE) * peak, beyond_rail=beyond)
 
     def state(self) -> dict[str, Any]:
         return plain(self._memory)
@@ -107,9 +130,11 @@ class LossSpike:
 
     def _beyond_rail(self) -> bool:
         last = self._memory.recent[-3:]
+        if self._memory.baseline.samples < FEW_SAMPLES:
+            return any(seen.beyond_rail for seen in last) and sum(seen.high for seen in last) >= 2
         half_way = math.sqrt(self._settings.rail_ratio) - 1.0
         beyond = _count(last, self._settings.z, self._settings.rail_ratio - 1.0)
-        high = sum(seen.rise >= half_way or seen.rise >= 0.3 for seen in last)
+        high = sum(seen.rise >= half_way or seen.rise >= RAIL_SECOND_RISE for seen in last)
         return beyond >= 1 and high >= 2
 
     def _onset(self) -> int:
@@ -133,6 +158,7 @@ class LossSpike:
         elif now.z > FREEZE_Z:
             memory.baseline, memory.recent, memory.holding_since = Baseline(), [], None
         memory.frozen_steps = 0
+        memory.peak = max(memory.peak, loss)
         memory.baseline.learn(loss)
 
     def _finding(self, seen: StepRecord, now: Seen, expected: float, rule: str) -> Finding:

@@ -115,3 +115,23 @@ def test_a_nan_changes_nothing_that_was_learned():
     for value in (math.nan, math.inf, -math.inf, None):
         assert detector.observe(record(301, value)) is None
     assert detector.state() == before
+
+
+@pytest.mark.parametrize("batch", [16, 32, 64])
+@pytest.mark.parametrize("decay", [5, 20, 100])
+def test_the_noise_of_a_small_batch_raises_no_alarm_in_the_first_steps(batch, decay):
+    """Squared errors of a small batch: a chi-square loss whose first value may be low by chance."""
+    alarms = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        losses = [
+            (math.exp(-step / decay) + 0.05) * sum(chance.gauss(0, 1) ** 2 for _ in range(batch)) / batch
+            for step in range(120)
+        ]
+        alarms += bool(findings(LossSpike(LossSpikeSettings()), losses, first_step=0))
+    assert alarms <= 1
+
+
+def test_a_first_step_that_is_low_by_chance_makes_the_next_ones_no_spike():
+    assert findings(LossSpike(LossSpikeSettings()), [0.4, 1.3, 1.2, 0.9, 1.4, 1.1, 0.8, 1.0], first_step=0) == []
+    assert findings(LossSpike(LossSpikeSettings()), [6.9, 23.6, 9.6, 6.3, 6.2], first_step=0) != []
