@@ -22,7 +22,8 @@ def main(folder: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     run = sentinel.attach(model, optimizer)
     stage.connected(run)
-    distances: list[float] = []
+    distances: list[float] = []  # right after each rollback
+    reached = 0
     for number in range(ITERATIONS):
         if number == LOADED_AFTER:
             before = _distance(model, saved["model"])
@@ -36,10 +37,11 @@ def main(folder: str) -> None:
         stage.error(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if number >= LOADED_AFTER:
+        if number >= LOADED_AFTER and run.step <= reached:
             distances.append(_distance(model, saved["model"]))
+        reached = run.step
         stage.pace(PACE_SECONDS)
-    told.say("end", {"step": run.step, "furthest": max(distances), "finite": stage.is_finite(model)})
+    told.say("end", {"step": run.step, "distances": distances, "finite": stage.is_finite(model)})
 
 
 def _trained() -> dict[str, Any]:
