@@ -87,7 +87,7 @@ def test_a_run_can_be_looked_at_while_it_is_going(home: Home, job: Job) -> None:
 
 
 def test_a_stop_ends_the_loop_and_then_the_daemon_which_leaves_nothing_behind(home: Home, job: Job) -> None:
-    (daemon,) = home.daemons()
+    assert len(home.daemons()) == 1
     assert _ctl(home, "endless", "stop")["returncode"] == 0
     job.finish()
     ended = home.ended("endless")
@@ -97,7 +97,6 @@ def test_a_stop_ends_the_loop_and_then_the_daemon_which_leaves_nothing_behind(ho
     began = time.monotonic()
     until(lambda: not home.daemons(), LEAVE_SECONDS, "the daemon leaves")
     assert time.monotonic() - began < LEAVE_SECONDS
-    assert not daemon.is_running() or daemon.status() == "zombie"
     assert list(home.places.runtime.iterdir()) == []
     assert not home.places.targets.exists()
     assert list(home.places.spools.iterdir()) == []
