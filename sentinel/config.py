@@ -65,7 +65,7 @@ class SnapshotSettings:
 class DataSettings:
     """[data] The data cursor of `run.batches`."""
 
-    tape_bytes: int = 256 * 2**20  # memory for batches of loaders that have no index sampler
+    tape_bytes: int = 256 * 2**20  # memory for the tape: index lists, or batches where there is no index sampler
 
     def __post_init__(self) -> None:
         _at_least("data.tape_bytes", self.tape_bytes, 0)

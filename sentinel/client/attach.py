@@ -15,7 +15,7 @@ from torch import nn
 
 from sentinel import places as places_module
 from sentinel import wire
-from sentinel.client import identity, interception
+from sentinel.client import identity, interception, plain
 from sentinel.client.link import Link
 from sentinel.client.loop import Loop
 from sentinel.client.outbox import Outbox
@@ -65,13 +65,12 @@ def attach(
     """
     chosen = _settings(settings, guard)
     power = _mode(mode, chosen.mode)
+    described = _Described(name, config, settings, checkpoint_dir)
     if not isinstance(cast("Any", model), nn.Module):
         raise MisuseError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
-    if not isinstance(cast("Any", step), int) or step < 0:
+    if not isinstance(cast("Any", step), int) or isinstance(step, bool) or step < 0:
         raise MisuseError(f"step is {step!r}; pass the number of updates already made, 0 for a new run")
-    optimizers = [innermost(one) for one in (optimizer if isinstance(optimizer, list | tuple) else [optimizer])]
-    if not optimizers:
-        raise MisuseError("optimizer is an empty list; pass at least one optimizer")
+    optimizers = _optimizers(optimizer)
     check_shared(model, optimizers)
     rank = current(os.environ)
     resolved = identity.resolve_run_id(run_id, os.environ, rank)
@@ -84,20 +83,32 @@ def attach(
         say(
             f"checkpoint_dir={os.fspath(checkpoint_dir)!r} is not used: checkpoints on disk come with a later version"
         )
-    resolved = _distinct(resolved)
-    label = name or identity.default_name(sys.argv)
-    described = _Described(label, config, settings)
-    run = _build(subject, chosen, described, run_id=resolved, mode=power, rank=rank, step=step)
+    run = _build(subject, chosen, described, run_id=_distinct(resolved), mode=power, rank=rank, step=step)
     _attached.add(run)
     say(_greeting(run, chosen))
     return run
 
 
+def _optimizers(given: Any) -> list[Any]:
+    optimizers = [innermost(one) for one in (given if isinstance(given, list | tuple) else [given])]
+    if not optimizers:
+        raise MisuseError("optimizer is an empty list; pass at least one optimizer")
+    if len({id(one) for one in optimizers}) < len(optimizers):
+        raise MisuseError(f"optimizer is a list of {len(optimizers)} that names one twice; name each once")
+    return optimizers
+
+
 class _Described:
     """What the user said about the run, for its first message."""
 
-    def __init__(self, name: str, config: Mapping[str, Any] | None, settings: Any) -> None:
-        self.name = name
+    def __init__(self, name: Any, config: Any, settings: Any, checkpoint_dir: Any) -> None:
+        if not isinstance(name, str | None):
+            raise MisuseError(f"name is {name!r}; pass a text, or leave it out")
+        if config is not None and not isinstance(config, Mapping):
+            raise MisuseError(f"config is a {type(config).__name__}; pass a dict, of a namespace vars(...)")
+        if checkpoint_dir is not None and not isinstance(checkpoint_dir, str | os.PathLike):
+            raise MisuseError(f"checkpoint_dir is {checkpoint_dir!r}; pass a path")
+        self.name = plain.text(name) if name else identity.default_name(sys.argv)
         self.config = config
         is_path = isinstance(settings, str | os.PathLike)
         self.settings_path = (
@@ -214,13 +225,15 @@ def _distinct(run_id: str) -> str:
 
 def _schedulers_of(optimizers: list[Any]) -> list[Any] | None:
     """Schedulers that drive these optimizers although nobody handed them over: one pass over the heap, here only."""
-    if not any(hasattr(optimizer.step, "_wrapped_by_lr_sched") for optimizer in optimizers):
-        return None
     import gc
 
     from torch.optim.lr_scheduler import LRScheduler
 
-    found = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, LRScheduler)}
+    if not kinds:
+        return None
+    found = [one for one in objects if type(one) in kinds]
     mine = [one for one in found if any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]
     return mine or None
 

@@ -181,6 +181,7 @@ class HeldSource:
 
     def close(self) -> None:
         self._queue.clear()
+        self._iterator = iter(())  # the loader's own ends with the pass, as in a loop without us
 
 
 class Tape:
@@ -208,7 +209,7 @@ class Tape:
                     payload = next(live)
                 except StopIteration:
                     return
-                entry = Entry(self._cursor.take_number(), payload, self._key)
+                entry = Entry(self._cursor.take_number(), payload, self._key, _index_bytes(payload))
             self.issued.append(entry)
             yield entry.payload
 
@@ -262,6 +263,7 @@ class IndexedSource:
 
     def close(self) -> None:
         self._tape.queue.clear()
+        self._iterator = iter(())  # and with the loader's own its workers
 
     def _start(self) -> Iterator[Any]:
         # A DataLoader forbids assignment to its sampler; the iterator reads it once, when it is made.
@@ -281,6 +283,11 @@ def _has_index_sampler(loader: Any) -> bool:
     if type(loader).__iter__ is not DataLoader.__iter__ or not getattr(loader, "in_order", True):
         return False
     return loader.batch_sampler is not None or loader.sampler is not None
+
+
+def _index_bytes(indices: Any) -> int:
+    # A list of Python integers takes 8 bytes a place and 28 an integer.
+    return 64 + 36 * len(indices) if isinstance(indices, list | tuple) else _size_bytes(indices)
 
 
 def _size_bytes(batch: Any) -> int:

@@ -46,7 +46,8 @@ class WatchedOptimizer:
     def hook(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         """Let `before` and `after` run around every step. Step hooks are not pickled with an optimizer."""
         optimizer = self.target
-        self._handles = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+        self._handles.append(optimizer.register_step_pre_hook(before))
+        self._handles.append(optimizer.register_step_post_hook(after))
 
     def unhook(self) -> None:
         for handle in self._handles:

@@ -81,13 +81,13 @@ class Ring:
         self._expect_failure(counters.step)
         started = time.perf_counter()
         live = live_tensors(self._subject)
-        if self._fits(live, program_point) and self._make_room():
+        if self._fits(live, program_point):
             bad = first_nonfinite(live, self._exempt(live, program_point))
-            self.unavailable = ""
             if bad:
                 self._refuse(generation, program_point, counters.step, bad, time.perf_counter() - started)
-            else:
+            elif self._make_room():
                 self._copy(live, scaler, generation, program_point, counters)
+            self.unavailable = ""
         self._failing = 0
 
     def _copy(

@@ -122,10 +122,16 @@ class AttachedRun(Run):
     def begin(self, link: Link) -> None:
         """Called once by `attach`: from here on the loop is watched."""
         self._link = link
-        self.subject.keep()
-        self._loop.hook()
-        interception.add(self._loop)
-        link.start()
+        try:
+            self.subject.keep()
+            self._loop.hook()
+            interception.add(self._loop)
+            link.start()
+        except BaseException:
+            interception.remove(self._loop)
+            self._loop.unhook()
+            self.subject.release()
+            raise
 
     # ------------------------------------------------------------ for the loop
 

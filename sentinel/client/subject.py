@@ -62,7 +62,7 @@ class Subject:
     ) -> None:
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
-        self.scaler = Handle(scaler) if scaler is not None else None
+        self.scaler = None if scaler is None else Handle(_grad_scaler(scaler))
         self.extras = [*_schedulers(scheduler), *_emas(ema), *_states(state)]
         self.has_scheduler = scheduler is not None
 
@@ -184,6 +184,15 @@ def _states(state: Mapping[str, Any] | None) -> list[Extra]:
     if not isinstance(state, Mapping):
         raise MisuseError(f"state is a {type(state).__name__}; it must be a dict of name -> object with state_dict")
     return [Extra(f"state.{name}", Handle(_stateful(f"state[{name!r}]", one))) for name, one in state.items()]
+
+
+def _grad_scaler(scaler: Any) -> torch.amp.GradScaler:
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise MisuseError(
+            f"scaler is a {type(scaler).__name__}; it must be a torch.amp.GradScaler "
+            '(hand over another object with state_dict() as state={"scaler": ...})'
+        )
+    return scaler
 
 
 def _stateful(name: str, target: Any) -> Any:

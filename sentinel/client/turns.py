@@ -81,7 +81,8 @@ class Turns:
             self._carry_out(turn, point)
         elif self.needs_base and point == BATCHES:
             self.take_base()
-        elif self._loop.step >= self._ring.next_step:
+        elif self._loop.step >= self._ring.next_step and not (point == STEP and may_restore):
+            # Not where GradScaler skipped: the `update` that follows lowers the scale, after a restore it would not.
             self._snapshot(point)
 
     # ------------------------------------------------------------ snapshots

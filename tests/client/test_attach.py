@@ -1,6 +1,9 @@
 """Misuse raises at once and says what to do; trouble of the environment is said once and training goes on."""
 
+import argparse
 import os
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ from torch import nn
 
 import sentinel
 from sentinel import places
-from sentinel.errors import MisuseError, SettingsError
+from sentinel.client import interception
+from sentinel.errors import MisuseError
 from sentinel.records import Reflex, RunStart, StepRecord
 from sentinel.testing import FakeDaemon
 from tests.client.training import loader, make
@@ -54,15 +58,55 @@ def test_one_optimizer_in_two_runs_is_refused(home: places.Places) -> None:
         ({"step": -1}, "step is -1"),
         ({"scheduler": 3}, "scheduler is a int; it must have state_dict"),
         ({"state": [1]}, "state is a list"),
+        ({"state": {"loop": 1}}, "state['loop'] is a int; it must have state_dict"),
+        ({"ema": [1]}, "ema is a list; it must have state_dict"),
+        ({"scaler": 3}, "scaler is a int; it must be a torch.amp.GradScaler"),
+        ({"config": argparse.Namespace(lr=1)}, "config is a Namespace; pass a dict, of a namespace vars"),
+        ({"name": 3}, "name is 3; pass a text"),
+        ({"checkpoint_dir": 3}, "checkpoint_dir is 3; pass a path"),
+        ({"run_id": 3}, "run_id is 3"),
+        ({"step": True}, "step is True"),
+        ({"step": 1.5}, "step is 1.5"),
+        ({"mode": None}, "mode is None"),
+        ({"guard": 3}, "reflex.guard is 3; it must be str"),
     ],
 )
 def test_wrong_arguments_and_settings_raise_and_say_what_to_do(
     home: places.Places, arguments: dict[str, Any], text: str
 ) -> None:
     setup = make()
-    with pytest.raises((MisuseError, SettingsError), match=text.replace("(", r"\(")):
+    earlier = sentinel.attach(setup.model, setup.optimizer)
+    threads, observers = threading.active_count(), interception.observers()
+    with pytest.raises(MisuseError, match=re.escape(text)):
         sentinel.attach(setup.model, setup.optimizer, **arguments)
+    assert not earlier.detached  # nothing was touched before everything was found right
+    assert len(setup.optimizer._optimizer_step_pre_hooks) == 1
+    assert (threading.active_count(), interception.observers()) == (threads, observers)
+    earlier.detach()
+
+
+def test_an_optimizer_named_twice_is_refused(home: places.Places) -> None:
+    setup = make()
+    with pytest.raises(MisuseError, match="names one twice"):
+        sentinel.attach(setup.model, [setup.optimizer, setup.optimizer])
+
+
+class Hookless(torch.optim.SGD):
+    def register_step_post_hook(self, hook: Any) -> Any:
+        raise NotImplementedError("no hooks here")
+
+
+def test_an_attach_that_fails_half_way_leaves_nothing_behind(home: places.Places) -> None:
+    setup = make(lambda parameters: Hookless(parameters, lr=0.1))
+    engine, threads = torch.autograd._engine_run_backward, threading.active_count()
+    with pytest.raises(NotImplementedError, match="no hooks here"):
+        sentinel.attach(setup.model, setup.optimizer)
+    assert threading.active_count() == threads
     assert not setup.optimizer._optimizer_step_pre_hooks
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in setup.model.parameters())
+    assert not interception.observers()
+    assert torch.autograd._engine_run_backward is engine
+    assert not any(name.startswith("_sentinel") for name in vars(setup.optimizer))
 
 
 def test_what_is_no_model_or_optimizer_is_refused(home: places.Places) -> None:

@@ -217,3 +217,13 @@ def test_the_loader_is_left_as_it_was(daemon: FakeDaemon) -> None:
     assert loader.batch_sampler is sampler
     assert len(loader) == 8
     run.detach()
+
+
+def test_index_lists_count_against_the_memory_of_the_tape() -> None:
+    cursor = Cursor(tape_bytes=10_000)
+    source = cursor.open(DataLoader(list(range(8000)), batch_size=80))
+    for _ in range(100):
+        entry, _batch = source.next()
+        cursor.hand_out(entry)
+    assert 2 <= len(cursor._tape) <= 10_000 // (36 * 80)
+    assert not cursor.can_rewind_to(0)

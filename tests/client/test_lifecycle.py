@@ -66,6 +66,22 @@ def test_dataloader_workers_work_after_attach(daemon: FakeDaemon, method: str) -
     assert len(daemon.of(RunEnd)) == 1
 
 
+@pytest.mark.parametrize("leave", ["break", "end"])
+def test_the_workers_of_a_pass_end_with_it(daemon: FakeDaemon, leave: str) -> None:
+    setup = make()
+    run = sentinel.attach(setup.model, setup.optimizer)
+    before, alive = psutil.Process().children(), 0
+    for place, batch in enumerate(run.batches(loader(size=128, workers=2))):
+        alive = len(psutil.Process().children()) - len(before)
+        if place == 2 and leave == "break":
+            break
+        train(setup, [batch])
+    del batch
+    assert alive == 2
+    until(lambda: psutil.Process().children() == before, 5.0, "the workers' end")
+    run.detach()
+
+
 def test_a_forked_child_that_trains_and_exits_says_nothing_in_the_parents_name(daemon: FakeDaemon) -> None:
     setup = make()
     run = sentinel.attach(setup.model, setup.optimizer)

@@ -8,9 +8,9 @@ from torch import nn
 
 import sentinel
 from sentinel.client.attach import attach
-from sentinel.records import Ack, Command, StepRecord, Word
+from sentinel.records import Ack, Command, SnapshotNote, StepRecord, Word
 from sentinel.testing import FakeDaemon
-from sentinel.vocabulary import Action, Reason, UpdateResult
+from sentinel.vocabulary import Action, Quality, Reason, UpdateResult
 from tests.client.training import Setup, equal, forever, loader, make, weights
 
 OPTIMIZERS: dict[str, Any] = {
@@ -195,3 +195,71 @@ def test_an_aborted_turn_changes_nothing(daemon: FakeDaemon) -> None:
     assert (ack.state, ack.reason) == ("aborted", "no_word")
     assert run.step == 30
     assert equal(weights(setup.model), weights(other.model))
+
+
+def test_a_plateau_scheduler_that_nobody_handed_over_goes_back_too(daemon: FakeDaemon) -> None:
+    setup = make()
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(setup.optimizer, patience=1000)
+    run = attach(setup.model, setup.optimizer, settings=SETTINGS)
+    command, counts = None, []
+    for batch in run.batches(fixed(40)):
+        if run.step == 25 and command is None:
+            command = daemon.command(Action.ROLLBACK, apply_at=26, target_step=20, data="replay")
+            commit(daemon, command)
+        counts.append((run.step, schedule.last_epoch))
+        schedule.step(step(setup, batch))
+    assert command is not None
+    assert outcome(daemon, command).target_step == 20
+    run.detach()
+    assert len(counts) == 46
+    assert all(attempts == steps for attempts, steps in counts)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_snapshot_is_taken_where_grad_scaler_skips(daemon: FakeDaemon, fused: bool) -> None:
+    """Its `update` lowers the scale afterwards, which it would not do again after a rollback to there."""
+    setup = make(lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=fused))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    run = attach(setup.model, setup.optimizer, settings=SETTINGS)
+    command = None
+    for place, (inputs, targets) in enumerate(fixed(40)):
+        if place == 24:
+            command = daemon.command(Action.ROLLBACK, apply_at=26, target_step=22, onset_step=25)
+            commit(daemon, command)
+        scaler.scale(nn.functional.cross_entropy(setup.model(inputs), targets)).backward()
+        if place in {9, 10, 19}:
+            next(setup.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        scaler.step(setup.optimizer)
+        scaler.update()
+        setup.optimizer.zero_grad()
+    run.detach()
+    assert scaler.get_scale() == 2.0**7
+    results = {record.step: record.result for record in daemon.of(StepRecord) if record.generation == 0}
+    assert [number for number, result in results.items() if result is UpdateResult.OVERFLOW] == [10, 11, 20]
+    assert [note.step for note in daemon.of(SnapshotNote) if note.quality is Quality.PENDING][:2] == [12, 22]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_turn_that_falls_on_an_update_that_grad_scaler_skips_is_carried_out(
+    daemon: FakeDaemon, fused: bool
+) -> None:
+    setup = make(lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=fused))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    run = attach(setup.model, setup.optimizer, scaler=scaler, settings=SETTINGS)
+    command, after = None, []
+    for place, (inputs, targets) in enumerate(fixed(40)):
+        if place == 24:
+            command = daemon.command(Action.ROLLBACK, apply_at=26, target_step=20)
+            commit(daemon, command)
+        scaler.scale(nn.functional.cross_entropy(setup.model(inputs), targets)).backward()
+        if place == 25:
+            next(setup.model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        scaler.step(setup.optimizer)
+        scaler.update()
+        setup.optimizer.zero_grad()
+        after.append((run.step, scaler.get_scale(), scaler._get_growth_tracker()))
+    assert command is not None
+    assert outcome(daemon, command).target_step == 20
+    run.detach()
+    assert after[25] == after[19] == (20, 2.0**10, 20)
+    assert run.step == 34
