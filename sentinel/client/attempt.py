@@ -67,10 +67,6 @@ class Attempt:
         reported = self.reported.loss
         return self.objective.value if reported is None else reported
 
-    @property
-    def nonfinite_on_device(self) -> list[Tensor]:
-        return [m.nonfinite for m in self.measures.values() if isinstance(m.nonfinite, Tensor)]
-
     def values(self) -> dict[str, Value | None]:
         """Every number that may still live on a device, by name; see `record`."""
         found: dict[str, Value | None] = {
@@ -79,6 +75,12 @@ class Attempt:
             "tokens": self.reported.tokens,
             "samples": self.reported.samples,
         }
+        for name, measure in self.measures.items():
+            found |= {
+                f"{flag}.{name}": value
+                for flag, value in (("nonfinite", measure.nonfinite), ("overflow", measure.overflow))
+                if isinstance(value, Tensor)
+            }
         found |= {f"norm.{name}": measure.norm for name, measure in self.measures.items()}
         found |= {f"lr.{name}": lr for name, lr in self.lrs.items()}
         found |= {f"reported.{name}": value for name, value in self.reported.others.items()}

@@ -16,7 +16,7 @@ class Measure(NamedTuple):
     norm: Value | None  # before clipping, unscaled; None: there were no gradients
     source: str | None  # "clip": the user's own clipping computed it; "own"; "local": this rank's shards
     nonfinite: bool | Tensor = False  # a bool tensor of shape () where the device is read later
-    overflow: bool = False  # GradScaler will skip this update by itself: normal under AMP
+    overflow: bool | Tensor = False  # GradScaler skips this update by itself: normal under AMP
     marks: tuple[int, ...] = ()  # gradient_marks when it was taken; the measure holds while they do
 
 
@@ -49,15 +49,14 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     return Measure(value, source, not math.isfinite(value))
 
 
-def amp_overflow(optimizer: Any) -> bool:
-    """Did GradScaler hand this fused optimizer a `found_inf` that will skip the step? Read on CPU only."""
+def amp_overflow(optimizer: Any) -> bool | Tensor | None:
+    """Will `found_inf`, which GradScaler hands to a fused optimizer, skip this step? On a device the answer stays
+    there. None: GradScaler is not driving this step.
+    """
     found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and found.device.type == "cpu" and float(found) > 0.0
-
-
-def under_scaler(optimizer: Any) -> bool:
-    """Is GradScaler driving this very step of a fused optimizer?"""
-    return isinstance(getattr(optimizer, "found_inf", None), Tensor)
+    if not isinstance(found, Tensor):
+        return None
+    return float(found) > 0.0 if found.device.type == "cpu" else found.detach().reshape(()).float()
 
 
 def evidence(watched: WatchedOptimizer, names: dict[int, str], norm: float) -> dict[str, Any]:

@@ -7,10 +7,9 @@ backward begins, so that a report made after `optimizer.step()` still belongs to
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sentinel.client import interception, scaling
@@ -20,7 +19,7 @@ from sentinel.client.deferred import DeviceReader
 from sentinel.client.guard import measure
 from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer, watch
-from sentinel.client.probes.loss import SCALED_BY, Value
+from sentinel.client.probes.loss import SCALED_BY, scalar_roots
 from sentinel.client.probes.memory import device_memory
 from sentinel.client.reflex import Reflexes
 from sentinel.client.shield import shielded
@@ -79,7 +78,7 @@ class Loop:
 
     def hook(self) -> None:
         for watched in self.watched:
-            watched.hook(torch.compiler.disable(self.before_step), torch.compiler.disable(self.after_step))
+            watched.hook(self.before_step, self.after_step)
         self._markers.place(self.watched)
 
     def unhook(self) -> None:
@@ -105,7 +104,7 @@ class Loop:
             self.flush()
 
     @shielded
-    def after_backward(self, roots: list[Tensor], seconds: float) -> None:
+    def after_backward(self, outputs: Sequence[Any], seconds: float) -> None:
         if not self._markers.reached(alone=len(interception.observers()) == 1):
             return
         self._void.clear()
@@ -113,6 +112,7 @@ class Loop:
         attempt.backwards += 1
         attempt.backward_seconds += seconds
         self._latest = attempt
+        roots = scalar_roots(outputs)
         for root in roots:
             reference = getattr(root, SCALED_BY, None)
             if reference is not None:
@@ -261,9 +261,7 @@ class Loop:
         if attempt is None:
             self._reader.poll()
             return
-        flags: list[Value] = list(attempt.nonfinite_on_device)
-        values = attempt.values() | {f"nonfinite.{place}": flag for place, flag in enumerate(flags)}
-        self._reader.read(values, lambda numbers: self._emit(attempt, numbers))
+        self._reader.read(attempt.values(), lambda numbers: self._emit(attempt, numbers))
 
     def finish(self) -> None:
         """At the end of the Run: everything is sent, waiting for the device if need be."""
@@ -343,10 +341,9 @@ class Loop:
             self.boundaries.after_step(nothing_applied=attempt.result is UpdateResult.OVERFLOW)
 
     def _emit(self, attempt: Attempt, numbers: dict[str, float | None]) -> None:
-        late = attempt.result is UpdateResult.APPLIED and any(
-            numbers[n] for n in numbers if n.startswith("nonfinite.")
-        )
-        if late and self.reflexes.found_on_device(attempt, numbers, self.watched) and self.boundaries is not None:
+        undoing = self.boundaries is not None and self.boundaries.undo_pending
+        must_undo = not undoing and self.reflexes.read_from_device(attempt, numbers, self.watched)
+        if must_undo and self.boundaries is not None:
             self.boundaries.undo(attempt.step)
         if attempt.result is UpdateResult.APPLIED:
             self.applied += 1

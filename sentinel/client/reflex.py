@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from sentinel.client.attempt import Attempt
-from sentinel.client.guard import Measure, amp_overflow, evidence, measure, under_scaler
+from sentinel.client.guard import Measure, amp_overflow, evidence, measure
 from sentinel.client.optimizer import WatchedOptimizer
 from sentinel.config import ReflexSettings
 from sentinel.records import Reflex
@@ -36,20 +36,29 @@ class Reflexes:
             # A norm from before clipping stays the reported one; what was written since decides the reflex.
             found = again if found is None else found._replace(nonfinite=again.nonfinite)
         attempt.measures[watched.name] = found
-        if amp_overflow(watched.target):
-            attempt.result = UpdateResult.OVERFLOW
-            attempt.measures[watched.name] = found._replace(nonfinite=False, overflow=True)
-        elif under_scaler(watched.target) or not self._allowed(watched):
+        overflow = amp_overflow(watched.target)
+        if overflow is not None:  # GradScaler decides
+            attempt.measures[watched.name] = found._replace(nonfinite=False, overflow=overflow)
+            if overflow is True:
+                attempt.result = UpdateResult.OVERFLOW
+        elif not self._allowed(watched):
             return
         elif isinstance(found.nonfinite, Tensor):
             self._judge_on_device(watched, attempt, found, found.nonfinite)
         elif found.nonfinite:
             self._skip(watched, attempt, found)
 
-    def found_on_device(
+    def read_from_device(
         self, attempt: Attempt, numbers: dict[str, float | None], watched: list[WatchedOptimizer]
     ) -> bool:
-        """The device said, one step later, that a gradient was not finite. True: the update must be undone."""
+        """What the device says of an attempt, one step later. True: its update must be undone."""
+        if attempt.result is not UpdateResult.APPLIED:
+            return False
+        if any(numbers[name] for name in numbers if name.startswith("overflow.")):
+            attempt.result = UpdateResult.OVERFLOW
+            return False
+        if not any(numbers[name] for name in numbers if name.startswith("nonfinite.")):
+            return False
         if not self.acts or not self._settings.nonfinite_gradient:
             return False
         norm = next((numbers[name] for name in numbers if name.startswith("norm.")), None)

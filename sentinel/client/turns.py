@@ -41,7 +41,9 @@ class Turns:
     def top_of_batches(self) -> bool:
         """Before the next batch is fetched; False: the loop shall end."""
         self._loop.end_attempt()
-        if self._loop.between_attempts:
+        if self._loop.between_attempts and self._undo_step is not None:
+            self._undo_now(BATCHES)
+        elif self._loop.between_attempts:
             self._meet(BATCHES, may_restore=True)
         return not self.stopped
 
@@ -61,7 +63,7 @@ class Turns:
     def after_step(self, *, nothing_applied: bool = False) -> None:
         """After the step of the optimizer that opened the attempt. May raise RunStopped, and nothing else."""
         if self._undo_step is not None:
-            self._undo_now()
+            self._undo_now(STEP)
         elif self._committed is not None:
             turn, word = self._committed
             self._committed = None
@@ -228,19 +230,29 @@ class Turns:
 
     # ------------------------------------------------------------ undo of an update that the device found bad late
 
+    @property
+    def undo_pending(self) -> bool:
+        return self._undo_step is not None
+
     def undo(self, step: int) -> None:
         self._undo_step = step
 
-    def _undo_now(self) -> None:
+    def _undo_now(self, point: str) -> None:
+        """Back to the newest snapshot before the bad update; the batches from there on are left out."""
         started, from_step, bad = time.perf_counter(), self._loop.step, self._undo_step
-        self._undo_step = None
         assert bad is not None
-        older = [one for one, _, _ in self._ring.candidates(STEP) if one < bad]
-        snapshot = self._restore(older[0], STEP) if older else None
+        older = [one for one, _, _ in self._ring.candidates(point) if one < bad]
+        snapshot = self._restore(older[0], point) if older else None
         if snapshot is None:
+            self._undo_step = None
             say(f"step {bad} had a non-finite gradient and no snapshot is older; its update stays")
             return
+        position = snapshot.counters.data_position
+        if self._cursor.can_rewind_to(position):
+            bad_from = self._cursor.position_after(bad - 1)
+            self._cursor.rewind(position, skip_from=max(position, bad_from if bad_from is not None else position))
         self._history(snapshot)
+        self._undo_step = None
         say(f"step {bad} had a non-finite gradient: went back from {from_step} to {snapshot.step}")
         self._loop.pause_seconds += _since(started)
 
