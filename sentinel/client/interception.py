@@ -9,7 +9,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.amp import grad_scaler
 from torch.nn.utils import clip_grad
 
-from sentinel.client.probes.loss import SCALED_BY, UNSCALED, scalar_roots
+from sentinel.client.probes.loss import SCALED_BY, UNSCALED
 
 
 class Observer(Protocol):
     """What a Loop offers. Every method is shielded: none raises but RunStopped."""
 
     def before_backward(self) -> object: ...
-    def after_backward(self, roots: list[Tensor], seconds: float) -> object: ...
+    def after_backward(self, outputs: Sequence[Any], seconds: float) -> object: ...
     def before_clip(self, parameters: list[Tensor], max_norm: float, norm: "Norm | None") -> object: ...
     def after_clip(self) -> object: ...
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> object: ...
@@ -94,8 +94,8 @@ def _install() -> None:
 
 
 def _untraced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
-    """None of these can be traced by Dynamo without us either; it shall not look into ours."""
-    return lambda original: torch.compiler.disable(wrap(original))
+    """None of these can be traced by Dynamo without us either. What the original calls is compiled as ever."""
+    return lambda original: torch.compiler.disable(wrap(original), recursive=False)
 
 
 def _replace(
@@ -130,9 +130,8 @@ def _run_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         started = time.perf_counter()
         result = original(outputs, *args, **kwargs)
         seconds = time.perf_counter() - started
-        roots = scalar_roots(outputs)
         for observer in _observers:
-            observer.after_backward(roots, seconds)
+            observer.after_backward(outputs, seconds)
         return result
 
     return run_backward

@@ -179,6 +179,8 @@ class Loop:
         if watched is None:
             return None
         self._hook_fired = True
+        if self._stepping.repeats(watched):
+            return None
         if watched in self._void:
             watched.set_aside()
             return None
@@ -215,11 +217,10 @@ class Loop:
     @shielded
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         watched = self._find(optimizer)
-        if watched is None:
+        if watched is None or not self._stepping.leave():
             return
         watched.give_back()
         watched.end_device_skip()
-        self._stepping.leave()
         if self._current is None or watched in self._void:
             return
         self._current.optimizer_seconds += time.perf_counter() - self._step_started

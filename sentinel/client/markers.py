@@ -7,6 +7,7 @@ torch.compile, and are neither copied nor pickled with a parameter.
 import threading
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -75,6 +76,7 @@ class _Touch:
         self._touched = touched
         self._number = number
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, _parameter: Tensor) -> None:
         mine = self._touched.get(threading.get_ident())
         # A device has an autograd thread of its own: whose backward it serves is not known there.

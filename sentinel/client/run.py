@@ -1,6 +1,7 @@
 """A Run: what `sentinel.attach` returns, and the only object of ours that a training loop touches."""
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -167,7 +168,7 @@ class AttachedRun(Run):
                 return
             self.detached = True
         self._inbox.closed = True
-        self._inbox.lost()
+        self._quietly(self._inbox.lost)
         interception.remove(self._loop)
         self._quietly(self._loop.unhook)
         self._quietly(self.subject.release)
@@ -179,7 +180,7 @@ class AttachedRun(Run):
         loop.dead = True
         if self._link is not None:
             self._link.close(CLOSE_SECONDS)
-        self._ring.clear()
+        self._quietly(self._ring.clear)
         self._cursor.source = None
 
     def abandon(self) -> None:
@@ -244,10 +245,10 @@ class AttachedRun(Run):
                 except StopIteration:
                     return
                 loop.waited_for_data(time.perf_counter() - started)
-                cursor.hand_out(entry)
+                self._quietly(functools.partial(cursor.hand_out, entry))
                 yield batch
         finally:
-            source.close()
+            self._quietly(source.close)
             if cursor.source is source:
                 cursor.active = False
 

@@ -3,7 +3,9 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
 
 from sentinel.client.plain import text
 from sentinel.errors import RunStopped
@@ -28,7 +30,10 @@ S = TypeVar("S", bound=Shielded)
 
 
 def shielded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
-    """The method as the loop may call it: nothing raises but RunStopped, its time is counted, dead means no-op."""
+    """The method as the loop may call it: nothing raises but RunStopped, its time is counted, dead means no-op.
+
+    Where the loop is compiled, Dynamo does not look into it, nor into what it calls.
+    """
 
     @functools.wraps(method)
     def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -48,7 +53,8 @@ def shielded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
             if not self.shield_depth:
                 self.hook_seconds += time.perf_counter() - started
 
-    return guarded  # type: ignore[return-value]  # functools.wraps names the first parameter, Callable does not
+    untraced: Any = torch.compiler.disable(guarded)
+    return untraced  # type: ignore[no-any-return]  # functools.wraps names the first parameter, Callable does not
 
 
 def describe(error: BaseException, limit: int = 400) -> str:

@@ -134,8 +134,9 @@ def restore(state: State, subject: Subject, scaler: Any) -> None:
 def rng_state() -> dict[str, Any]:
     """Python's, NumPy's if it is in use, torch's CPU generator and that of every CUDA device in use."""
     found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        found["numpy"] = sys.modules["numpy"].random.get_state()
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    if numpy is not None:
+        found["numpy"] = numpy.get_state()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["cuda"] = torch.cuda.get_rng_state_all()
     return found

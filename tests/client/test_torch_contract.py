@@ -95,3 +95,19 @@ def test_tensors_count_their_in_place_changes_and_schedulers_mark_the_step_they_
     assert not hasattr(optimizer.step, "_wrapped_by_lr_sched")
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
+def test_the_wrapper_that_runs_step_hooks_names_its_optimizer_self() -> None:
+    code = torch.optim.Optimizer.profile_hook_step(lambda _self: None).__code__
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    seen: list[Any] = []
+
+    def look(*_arguments: Any) -> None:
+        frame = inspect.currentframe()
+        assert frame is not None
+        assert frame.f_back is not None
+        seen.append((frame.f_back.f_code is code, frame.f_back.f_locals["self"] is optimizer))
+
+    optimizer.register_step_pre_hook(look)
+    optimizer.step()
+    assert seen == [(True, True)]

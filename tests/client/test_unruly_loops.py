@@ -42,6 +42,25 @@ def train(setup: Any, steps: int) -> list[float]:
     return losses
 
 
+def test_a_subclass_whose_step_calls_its_parents_makes_one_attempt(daemon: FakeDaemon) -> None:
+    """torch wraps `step` of every class that has been instantiated, so the hooks run twice in one step."""
+    make(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    assert torch.optim.SGD.step.hooked
+    assert Failing.step is not torch.optim.SGD.step
+    setup = make(lambda parameters: Failing(parameters, lr=0.1))
+    run = attach(setup.model, setup.optimizer, settings=SETTINGS)
+    losses = train(setup, 5)
+    setup.model[0].weight.grad.fill_(NAN)
+    setup.optimizer.step()
+    run.detach()
+    records = daemon.of(StepRecord)
+    assert [record.loss for record in records] == [*map(pytest.approx, losses), None]
+    assert [record.result for record in records] == [UpdateResult.APPLIED] * 5 + [UpdateResult.REFLEX]
+    assert all(bool(torch.isfinite(weight).all()) for weight in weights(setup.model))
+    assert bool(torch.isnan(setup.model[0].weight.grad).all())
+    assert not daemon.of(Trouble)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
 def test_a_step_that_raised_is_no_attempt_and_the_next_takes_its_number(
     daemon: FakeDaemon, error: BaseException
