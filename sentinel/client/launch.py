@@ -37,6 +37,13 @@ _NOT_INHERITED = frozenset(
 _NOT_INHERITED_PREFIXES = ("MASTER_", "TORCHELASTIC_", "ROLE_")
 
 
+class _Sidecar(subprocess.Popen[bytes]):
+    """Outlives the training on purpose: no warning that it still runs, under `python -W error` or `-X dev`."""
+
+    def __del__(self) -> None:
+        pass
+
+
 class Launcher:
     """Starts at most five daemons, one at a time, never waits for one, and leaves no zombie.
 
@@ -55,7 +62,7 @@ class Launcher:
         self._settings_path = settings_path
         self._environ = environ
         self._trouble = trouble
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Sidecar | None = None
         self._log_start = 0
         self._starts = 0
         self._started_at = 0.0
@@ -111,7 +118,7 @@ class Launcher:
         with _open_log(self._places.daemon_log) as log:
             self._log_start = log.seek(0, os.SEEK_END) if log.seekable() else 0
             try:
-                self._process = subprocess.Popen(
+                self._process = _Sidecar(
                     command,
                     cwd="/",
                     env=daemon_environment(self._environ),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sentinel.client.attach import attach
+from sentinel.client.probes.gradients import exact_norm
 from sentinel.records import StepRecord
 from sentinel.testing import FakeDaemon
 from sentinel.vocabulary import UpdateResult
@@ -308,3 +309,9 @@ def test_a_wrong_report_is_told_and_never_raised(daemon: FakeDaemon, capsys: pyt
     assert told.count("run.report(loss=...) got a str") == 1
     (record,) = daemon.of(StepRecord)
     assert record.reported == {"accuracy": 0.5}
+
+
+def test_complex_gradients_that_overflow_are_large_and_those_with_an_infinite_part_are_not_finite() -> None:
+    huge, infinite = complex(3e25, 4e25), complex(1.0, math.inf)
+    assert exact_norm([torch.tensor([huge], dtype=torch.complex64)]) == pytest.approx(5e25, rel=1e-6)
+    assert math.isinf(exact_norm([torch.tensor([1.0]), torch.tensor([infinite], dtype=torch.complex64)]))

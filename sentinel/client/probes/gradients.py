@@ -50,7 +50,8 @@ def exact_norm(gradients: Sequence[Tensor]) -> float:
     """The same in float64 throughout: finite whenever every gradient is. For the rare second look."""
     total = 0.0
     for gradient in gradients:
-        mine = local(gradient).double()
+        mine = local(gradient)
+        mine = (torch.view_as_real(mine.resolve_conj()) if mine.is_complex() else mine).double()
         largest = float(mine.abs().max()) if mine.numel() else 0.0
         if not math.isfinite(largest):
             return math.nan if bool(torch.isnan(mine).any()) else math.inf
