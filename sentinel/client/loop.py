@@ -22,7 +22,7 @@ from sentinel.client.optimizer import WatchedOptimizer, watch
 from sentinel.client.probes.loss import SCALED_BY, scalar_roots
 from sentinel.client.probes.memory import device_memory
 from sentinel.client.reflex import Reflexes
-from sentinel.client.shield import shielded
+from sentinel.client.shield import shielded, untraced
 from sentinel.client.stepping import Stepping
 from sentinel.client.subject import Handle, Subject
 from sentinel.config import Settings
@@ -73,6 +73,7 @@ class Loop:
         self._last_end = 0.0
         self._hook_seconds_before = 0.0
         self._hook_fired = False
+        untraced(self)
 
     # ------------------------------------------------------------ set up and taken down by the Run
 

@@ -34,7 +34,8 @@ class Markers:
         self.remove()
         self._marked = marked
         for number, parameter in chosen:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(_Touch(self._touched, number)))
+            touch = torch.compiler.disable(_Touch(self._touched, number).touch)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -76,8 +77,7 @@ class _Touch:
         self._touched = touched
         self._number = number
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, _parameter: Tensor) -> None:
+    def touch(self, _parameter: Tensor) -> None:
         mine = self._touched.get(threading.get_ident())
         # A device has an autograd thread of its own: whose backward it serves is not known there.
         for touched in [mine] if mine is not None else list(self._touched.values()):

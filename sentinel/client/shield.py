@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -26,13 +26,14 @@ class Shielded(Protocol):
     def failed(self, where: str, error: Exception) -> None: ...
 
 
+MARK = "_sentinel_shielded"
 S = TypeVar("S", bound=Shielded)
 
 
 def shielded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
     """The method as the loop may call it: nothing raises but RunStopped, its time is counted, dead means no-op.
 
-    Where the loop is compiled, Dynamo does not look into it, nor into what it calls.
+    `untraced` keeps Dynamo out of it where the loop is compiled.
     """
 
     @functools.wraps(method)
@@ -53,8 +54,18 @@ def shielded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
             if not self.shield_depth:
                 self.hook_seconds += time.perf_counter() - started
 
-    untraced: Any = torch.compiler.disable(guarded)
-    return untraced  # type: ignore[no-any-return]  # functools.wraps names the first parameter, Callable does not
+    setattr(guarded, MARK, True)
+    return guarded  # type: ignore[return-value]  # functools.wraps names the first parameter, Callable does not
+
+
+def untraced(instance: Shielded) -> None:
+    """Keep Dynamo out of this instance's shielded methods, and out of what they call.
+
+    Done in `attach` and not where the class is made: it imports Dynamo, which takes a second and makes a folder.
+    """
+    for name in dir(type(instance)):
+        if getattr(getattr(type(instance), name), MARK, False):
+            setattr(instance, name, torch.compiler.disable(getattr(instance, name)))
 
 
 def describe(error: BaseException, limit: int = 400) -> str:
