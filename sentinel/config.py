@@ -103,6 +103,7 @@ class HttpSettings:
     host: str = "127.0.0.1"  # address to listen on
     port: int = 9477  # the first port tried
     ports: int = 20  # how many ports from there on are tried
+    names: tuple[str, ...] = ()  # host names of this daemon besides localhost and the machine's own
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -114,10 +115,13 @@ class HttpSettings:
 class StoreSettings:
     """[store] The run database."""
 
-    url: str = ""  # SQLAlchemy URL; empty: SQLite in the home
+    url: str = field(default="", repr=False)  # SQLAlchemy URL; empty: SQLite in the home
     batch_seconds: float = 0.05  # telemetry is written at least this often
+    url_file: str = ""  # a file that holds the URL, for one with a password; instead of url
 
     def __post_init__(self) -> None:
+        if self.url and self.url_file:
+            raise SettingsError("store.url and store.url_file are both set; leave one of them empty")
         _positive("store.batch_seconds", self.batch_seconds)
 
 

@@ -66,7 +66,7 @@ class Http:
         host, port = sock.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         config = uvicorn.Config(
-            _OwnHostOnly(_application(self._seen)),
+            _OwnHostOnly(_application(self._seen), self._settings.names),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -94,9 +94,9 @@ class _Server(uvicorn.Server):
 class _OwnHostOnly:
     """Refuse requests under a foreign name: a web page must not reach us by pointing its name at this address."""
 
-    def __init__(self, application: ASGIApp) -> None:
+    def __init__(self, application: ASGIApp, more_names: tuple[str, ...]) -> None:
         self._application = application
-        self._names = {"localhost", socket.gethostname().lower()}
+        self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in more_names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_ours(scope):
