@@ -6,16 +6,20 @@ argument, the environment (`SENTINEL_<SECTION>__<KEY>=value`), the file, the def
 """
 
 import difflib
-import math
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from sentinel.alert_settings import NotifySettings
+from sentinel.checks import at_least as _at_least
+from sentinel.checks import one_of as _one_of
+from sentinel.checks import positive as _positive
+from sentinel.checks import ratio as _ratio
 from sentinel.errors import SettingsError
 from sentinel.vocabulary import Action, Mode
 
@@ -256,6 +260,7 @@ class Settings:
     respond: RespondSettings = field(default_factory=RespondSettings)
     rollback: RollbackSettings = field(default_factory=RollbackSettings)
     pause: PauseSettings = field(default_factory=PauseSettings)
+    notify: NotifySettings = field(default_factory=NotifySettings)
 
 
 # What a run brings along for its own pipeline (RunStart.settings); the rest is the daemon's.
@@ -319,11 +324,21 @@ def check_keys(tree: Mapping[str, Any], of: type, prefix: str) -> None:
             hint = f"; did you mean {prefix + near[0]!r}?" if near else f"; known here: {', '.join(sorted(known))}"
             raise SettingsError(f"unknown setting {prefix + str(key)!r}{hint}")
         section = known[key].type
+        listed = next((one for one in get_args(section) if is_dataclass(one)), None)
+        if listed is not None:
+            _check_tables(value, listed, prefix + str(key))
         if not (isinstance(section, type) and is_dataclass(section)):
             continue
         if not isinstance(value, Mapping):
             raise SettingsError(f"{prefix}{key} is {value!r}; it must be a section ([{prefix}{key}])")
         check_keys(value, section, f"{prefix}{key}.")
+
+
+def _check_tables(value: Any, of: type, name: str) -> None:
+    if not (isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value)):
+        raise SettingsError(f"{name} is {value!r}; it must be a list of tables ([[{name}]])")
+    for table in value:
+        check_keys(table, of, f"{name}.")
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -375,26 +390,3 @@ def _plain_words(message: str, tree: Mapping[str, Any]) -> str:
     if expected.startswith("Invalid enum"):
         wanted = "one of protect, observe, off"
     return f"{path} is {node!r}; it must be {wanted}"
-
-
-def _at_least(name: str, value: int, least: int, otherwise: str = "") -> None:
-    if value < least:
-        remedy = f" (or {otherwise})" if otherwise else ""
-        raise SettingsError(f"{name} is {value}; it must be at least {least}{remedy}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise SettingsError(f"{name} is {value}; it must be a positive number")
-
-
-def _ratio(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise SettingsError(f"{name} is {value}; it must be above 0 and at most 1")
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f"; did you mean {str(near[0])!r}?" if near else ""
-        raise SettingsError(f"{name} has {value!r}; it must be one of {', '.join(choices)}{hint}")

@@ -119,6 +119,37 @@ class DropReason(StrEnum):
     UNEXPLAINED = "unexplained"  # a hole in the numbers that no gap marker explains
 
 
+class AlertChannel(StrEnum):
+    """Where alerts can go."""
+
+    WEBHOOK = "webhook"  # any receiver of Standard Webhooks
+    ALERTMANAGER = "alertmanager"  # Prometheus Alertmanager
+    SLACK = "slack"  # an incoming webhook of Slack
+
+
+class AlertCondition(StrEnum):
+    """What an alert says."""
+
+    FIRING = "firing"  # an incident opened, or its severity rose
+    RESOLVED = "resolved"  # it has ended
+
+
+class AlertState(StrEnum):
+    """What became of an alert."""
+
+    DUE = "due"  # to be sent, for the first time or again
+    SENT = "sent"  # the receiver said that it has it
+    FAILED = "failed"  # given up: refused for good, or not delivered within notify.give_up_seconds
+
+
+class AlertOutcome(StrEnum):
+    """How one attempt to send an alert ended."""
+
+    SENT = "sent"  # delivered
+    RETRIED = "retried"  # not delivered; tried again later
+    FAILED = "failed"  # not delivered; given up
+
+
 class RunStatus(StrEnum):
     RUNNING = "running"  # a rank is connected, or may come back
     COMPLETED = "completed"  # every rank said that it is done

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sentinel import config
+from sentinel.alert_settings import NotifySettings
 from sentinel.errors import SettingsError
 from sentinel.vocabulary import Mode
 
@@ -34,6 +35,7 @@ class _FromFileAndEnvironment(BaseSettings):
     respond: config.RespondSettings = Field(default_factory=config.RespondSettings)
     rollback: config.RollbackSettings = Field(default_factory=config.RollbackSettings)
     pause: config.PauseSettings = Field(default_factory=config.PauseSettings)
+    notify: NotifySettings = Field(default_factory=NotifySettings)
 
     @classmethod
     def settings_customise_sources(

@@ -1,0 +1,1 @@
+"""Alerts that arrive: one file per channel, one place that sends."""
