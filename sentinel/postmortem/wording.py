@@ -68,7 +68,7 @@ def action_line(action: Mapping[str, Any]) -> str:
     if action["target_step"] is not None:
         words += f" to step {action['target_step']}"
     if action["skipped_batches"]:
-        words += f", skipping {_counted(action['skipped_batches'], 'batch', 'batches')}"
+        words += f", skipping {counted(action['skipped_batches'], 'batch', 'batches')}"
     notes = [kind_words(action["reason"])]
     if action["seconds"] is not None:
         notes.append(duration(action["seconds"]))
@@ -90,5 +90,6 @@ def _with_outcome(action: Mapping[str, Any]) -> str:
     return f"{kind_words(action['action'])} was {'tried but failed' if outcome == Outcome.FAILED else outcome}"
 
 
-def _counted(number: int, one: str, many: str) -> str:
+def counted(number: int, one: str, many: str) -> str:
+    """`1 batch`, `3 batches`."""
     return f"{number} {one if number == 1 else many}"

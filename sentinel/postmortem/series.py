@@ -1,0 +1,119 @@
+"""Gather a run's step records as columns, in the order in which the updates were tried.
+
+After a rollback step numbers repeat, so a place in a run is an index into these columns, never a step alone. Of
+several ranks the loss is the mean and every other signal the highest; a number that is not finite on any rank is
+kept beside the column with its word, because a mean or a maximum would hide it.
+"""
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from sentinel.store.history import History
+from sentinel.store.timeline import Segment, segments
+from sentinel.store.values import word_of
+from sentinel.vocabulary import UpdateResult
+
+SIGNALS = (
+    *("loss", "grad_norm", "lr", "loss_scale", "step_seconds", "data_wait_seconds", "host_memory_bytes"),
+    *("memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes", "data_position"),
+)
+
+_ABSENT = math.nan
+
+
+class Span(NamedTuple):
+    """The records of one generation of one attempt: `start` to before `end`, its steps rising."""
+
+    attempt: int
+    generation: int
+    start: int
+    end: int
+    live_end: int  # from here on its records are history
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One signal. `values` holds NaN where `at` is None; `nonfinite` says where that is not for lack of a record."""
+
+    values: "array[float]" = field(default_factory=lambda: array("d"))
+    nonfinite: dict[int, str] = field(default_factory=dict)  # index -> nan, inf or -inf
+
+    def at(self, index: int) -> float | None:
+        """The finite value there, else None."""
+        value = self.values[index]
+        return None if math.isnan(value) else value
+
+    def finite(self, start: int, end: int) -> list[float]:
+        """The finite values of a stretch."""
+        return [value for value in self.values[max(0, start) : max(0, end)] if not math.isnan(value)]
+
+    @property
+    def is_recorded(self) -> bool:
+        return bool(self.nonfinite) or any(not math.isnan(value) for value in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Everything that was recorded of the updates of one run."""
+
+    steps: "array[int]"
+    spans: tuple[Span, ...]
+    columns: Mapping[str, Column]
+    not_applied: Mapping[int, str]  # index -> overflow, reflex or turn
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def span(self, attempt: int, generation: int) -> Span | None:
+        return next((one for one in self.spans if one[:2] == (attempt, generation)), None)
+
+    def index_of(self, attempt: int, generation: int, step: int) -> int | None:
+        """Where that step of that generation stands; the nearest later one, else the last. None: no record of it."""
+        span = self.span(attempt, generation)
+        if span is None or span.start == span.end:
+            return None
+        return min(bisect_left(self.steps, step, span.start, span.end), span.end - 1)
+
+
+def series_of(history: History, run_id: str) -> Series:
+    """Read all step records of a run once, history included."""
+    return gather(segments(history.generations(run_id)), history.steps(run_id, live_only=False))
+
+
+def gather(known: Sequence[Segment], rows: Iterable[Mapping[str, Any]]) -> Series:
+    """`rows`: step records in order of attempt, generation, step, rank. Pure."""
+    limits = {(one.attempt, one.generation): one for one in known}
+    steps, columns = array("q"), {name: Column() for name in SIGNALS}
+    not_applied: dict[int, str] = {}
+    spans = []
+    for (attempt, generation), of_span in groupby(rows, key=lambda row: (row["attempt"], row["generation"])):
+        start, segment = len(steps), limits[attempt, generation]
+        live_end = start
+        for step, of_step in groupby(of_span, key=lambda row: row["step"]):
+            ranks = list(of_step)
+            _add(columns, len(steps), ranks)
+            skipped = [row["result"] for row in ranks if row["result"] != UpdateResult.APPLIED]
+            if skipped:
+                not_applied[len(steps)] = str(skipped[0])
+            steps.append(step)
+            live_end = len(steps) if segment.is_live(step) else live_end
+        spans.append(Span(attempt, generation, start, len(steps), live_end))
+    return Series(steps, tuple(spans), columns, not_applied)
+
+
+def _add(columns: Mapping[str, Column], index: int, ranks: Sequence[Mapping[str, Any]]) -> None:
+    for name, column in columns.items():
+        given = [row[name] for row in ranks if row[name] is not None]
+        finite = [value for value in given if math.isfinite(value)]
+        if len(finite) < len(given):
+            column.nonfinite[index] = word_of(next(value for value in given if not math.isfinite(value)))
+            column.values.append(_ABSENT)
+        elif not finite:
+            column.values.append(_ABSENT)
+        else:
+            column.values.append(sum(finite) / len(finite) if name == "loss" else max(finite))
