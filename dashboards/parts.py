@@ -1,0 +1,168 @@
+"""What both dashboards are made of: queries, three sorts of panel, and the variables at the top."""
+
+from typing import NamedTuple, TypeAlias
+
+from grafana_foundation_sdk.builders import common as common_builders
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+PROMETHEUS = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
+GRAFANA = common.DataSourceRef(type_val="grafana", uid="-- Grafana --")
+
+SCHEMA_VERSION = 42
+WIDTH_UNITS = 24  # of Grafana's grid
+LINES_UNITS = 8  # height of a panel with lines
+STAT_UNITS = 4
+
+RANKS = '{run_id="$run_id", rank=~"$rank"}'
+RUN = '{run_id="$run_id"}'
+
+Panel: TypeAlias = Builder[models.Panel]
+
+
+class Query(NamedTuple):
+    """One expression and how its series are called in the legend."""
+
+    expr: str
+    legend: str = "rank {{rank}}"
+
+
+class Look(NamedTuple):
+    """How lines are drawn; the units are Grafana's names."""
+
+    unit: str = "short"
+    logarithmic: bool = False
+    stacked: bool = False
+    least: float | None = None  # where the axis starts
+
+
+PLAIN = Look()
+
+
+def lines(title: str, text: str, queries: list[Query], look: Look = PLAIN) -> Panel:
+    """Values over time. A gap stays a gap: a value that was not finite is absent."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(text)
+        .datasource(PROMETHEUS)
+        .unit(look.unit)
+        .height(LINES_UNITS)
+        .span(WIDTH_UNITS // 2)
+        .span_nulls(False)
+        .line_width(1)
+        .fill_opacity(30 if look.stacked else 0)
+        .show_points(common.VisibilityMode.AUTO)
+        .legend(common_builders.VizLegendOptions().show_legend(True).display_mode(common.LegendDisplayMode.LIST))
+    )
+    if look.logarithmic:
+        scale = common_builders.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10)
+        panel.scale_distribution(scale)
+    if look.stacked:
+        panel.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL))
+    if look.least is not None:
+        panel.min(look.least)
+    for number, query in enumerate(queries):
+        panel.with_target(_target(query, number))
+    return panel
+
+
+def number(title: str, text: str, query: Query, unit: str = "short", columns: int = 4) -> Panel:
+    """The latest value, large."""
+    return (
+        stat.Panel()
+        .title(title)
+        .description(text)
+        .datasource(PROMETHEUS)
+        .unit(unit)
+        .height(STAT_UNITS)
+        .span(columns)
+        .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
+        .graph_mode(common.BigValueGraphMode.NONE)
+        .with_target(_target(query, 0))
+    )
+
+
+def buckets(title: str, text: str, expr: str, unit: str) -> Panel:
+    """A heat map of a histogram's buckets: `expr` sums by `le`."""
+    return (
+        heatmap.Panel()
+        .title(title)
+        .description(text)
+        .datasource(PROMETHEUS)
+        .height(LINES_UNITS)
+        .span(WIDTH_UNITS // 2)
+        .calculate(False)
+        .y_axis(heatmap.YAxisConfig().unit(unit))
+        .color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(32))
+        .with_target(_target(Query(expr, "{{le}}"), 0).format(PromQueryFormat.HEATMAP))
+    )
+
+
+class Section(NamedTuple):
+    """A row of the dashboard with what stands below it."""
+
+    title: str
+    panels: list[Panel]
+
+
+def page(title: str, uid: str, text: str, sections: list[Section]) -> builders.Dashboard:
+    """A dashboard with the variables that every page of ours has."""
+    built = (
+        builders.Dashboard(title)
+        .uid(uid)
+        .description(text)
+        .tags(["sentinel"])
+        .timezone("browser")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .time("now-1h", "now")
+        .refresh("10s")
+        .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    )
+    built.with_variable(_variable("run_id", "Run", "label_values(sentinel_rank_up, run_id)"))
+    ranks = _variable("rank", "Rank", 'label_values(sentinel_rank_up{run_id="$run_id"}, rank)')
+    everything = models.VariableOption(selected=True, text="All", value="$__all")
+    built.with_variable(ranks.multi(True).include_all(True).all_value(".*").current(everything))
+    for section in sections:
+        built.with_row(builders.Row(section.title))
+        for panel in section.panels:
+            built.with_panel(panel)
+    return built
+
+
+def finished(built: builders.Dashboard) -> models.Dashboard:
+    """The dashboard with what Grafana would add by itself: numbers of panels and the schema's version."""
+    result = built.build()
+    result.schema_version = SCHEMA_VERSION
+    for identifier, panel in enumerate(result.panels or [], 1):
+        panel.id_val = identifier
+    for variable in (result.templating and result.templating.list_val) or []:
+        # The SDK says them of every variable; they belong to those of the type "interval".
+        variable.auto = variable.auto_count = variable.auto_min = None
+    return result
+
+
+def _variable(name: str, label: str, query: str) -> builders.QueryVariable:
+    return (
+        builders.QueryVariable(name)
+        .label(label)
+        .datasource(PROMETHEUS)
+        .query({"query": query, "refId": f"variable-{name}"})
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.NUMERICAL_ASC if name == "rank" else models.VariableSort.ALPHABETICAL_ASC)
+    )
+
+
+def _target(query: Query, number: int) -> prometheus.Dataquery:
+    return (
+        prometheus.Dataquery()
+        .datasource(PROMETHEUS)
+        .expr(query.expr)
+        .legend_format(query.legend)
+        .ref_id(chr(ord("A") + number))
+    )

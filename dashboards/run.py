@@ -1,0 +1,142 @@
+"""The dashboard of one training run: is it learning, how fast, what went wrong, what was done about it."""
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.parts import (
+    GRAFANA,
+    PROMETHEUS,
+    RANKS,
+    RUN,
+    Look,
+    Panel,
+    Query,
+    Section,
+    buckets,
+    finished,
+    lines,
+    number,
+    page,
+)
+
+UID = "sentinel-run"
+_OFTEN = "[$__rate_interval]"
+
+
+def page_of_run() -> Dashboard:
+    sections = [
+        Section("Now", _now()),
+        Section("Learning", _learning()),
+        Section("Incidents and actions", _incidents()),
+        Section("Speed", _speed()),
+        Section("Memory", _memory()),
+    ]
+    text = "One training run as its sentinel daemon sees it. Marks are incidents."
+    built = page("sentinel: run", UID, text, sections)
+    return finished(built.annotation(_from_grafana()).annotation(_from_prometheus()))
+
+
+def _now() -> list[Panel]:
+    open_now = Query(f"sum(sentinel_incidents_open{RUN})", "open")
+    in_total = Query(f"sum(sentinel_incidents_total{RUN})", "in total")
+    applied = Query('sum(sentinel_actions_total{run_id="$run_id", outcome="applied"})', "applied")
+    return [
+        number("Step", "Number of the latest update attempt.", Query(f"max(sentinel_step{RANKS})", "step")),
+        number("Ranks up", "Ranks that have not ended.", Query(f"sum(sentinel_rank_up{RUN})", "ranks")),
+        number("Loss", "Mean of the chosen ranks.", Query(f"avg(sentinel_loss{RANKS})", "loss")),
+        number("Incidents open", "Of every kind.", open_now),
+        number("Incidents in total", "Since the daemon started.", in_total),
+        number("Actions applied", "Reflexes and turns.", applied),
+    ]
+
+
+def _learning() -> list[Panel]:
+    nonfinite = f"sum by (what) (increase(sentinel_nonfinite_total{RANKS}{_OFTEN}))"
+    results = f"sum by (result) (increase(sentinel_updates_total{RANKS}{_OFTEN}))"
+    magnitude = Look(logarithmic=True)
+    return [
+        lines("Loss", "A gap is a value that was not finite.", [Query(f"sentinel_loss{RANKS}")]),
+        lines("Gradient norm", "Global L2, before clipping.", [Query(f"sentinel_grad_norm{RANKS}")], magnitude),
+        lines("Learning rate", "Of the latest step.", [Query(f"sentinel_learning_rate{RANKS}")]),
+        lines("Loss scale", "Of the gradient scaler.", [Query(f"sentinel_loss_scale{RANKS}")], magnitude),
+        lines("Not finite", "NaN and infinite values seen.", [Query(nonfinite, "{{what}}")], Look(least=0)),
+        lines("Updates", "Applied, or not and why.", [Query(results, "{{result}}")], Look(stacked=True, least=0)),
+        lines(
+            "Step and generation",
+            "A step that falls is a rollback.",
+            [
+                Query(f"sentinel_step{RANKS}", "step, rank {{rank}}"),
+                Query(f"sentinel_generation{RANKS}", "generation, rank {{rank}}"),
+            ],
+        ),
+    ]
+
+
+def _incidents() -> list[Panel]:
+    # Only kinds that the run has met: a line at 0 for each kind of the catalogue would hide them.
+    met = f"sum by (kind) (sentinel_incidents_total{RUN}) > 0"
+    open_by_kind = f"sum by (kind) (sentinel_incidents_open{RUN}) and on (kind) ({met})"
+    total = f"sum by (kind, severity) (sentinel_incidents_total{RUN}) > 0"
+    actions = f"sum by (action, outcome) (sentinel_actions_total{RUN}) > 0"
+    return [
+        lines("Incidents open", "By kind.", [Query(open_by_kind, "{{kind}}")], Look(stacked=True, least=0)),
+        lines(
+            "Incidents in total", "By kind and severity.", [Query(total, "{{kind}} ({{severity}})")], Look(least=0)
+        ),
+        lines("Actions", "By outcome.", [Query(actions, "{{action}} {{outcome}}")], Look(least=0)),
+    ]
+
+
+def _speed() -> list[Panel]:
+    by_bucket = f"sum by (le) (rate(sentinel_step_seconds_bucket{RANKS}{_OFTEN}))"
+    per_second = (
+        f'sum by (rank) (rate(sentinel_updates_total{{run_id="$run_id", rank=~"$rank", result="applied"}}{_OFTEN}))'
+    )
+    parts = f"avg by (part) (sentinel_step_part_seconds{RANKS})"
+    return [
+        lines(
+            "Step time",
+            "From update to update.",
+            [
+                Query(f"histogram_quantile(0.5, {by_bucket})", "median"),
+                Query(f"histogram_quantile(0.99, {by_bucket})", "99 of 100"),
+            ],
+            Look(unit="s", least=0),
+        ),
+        lines(
+            "Parts of a step",
+            "Mean of the chosen ranks.",
+            [Query(parts, "{{part}}")],
+            Look("s", stacked=True, least=0),
+        ),
+        buckets(
+            "Step times",
+            "How many steps took how long.",
+            f"sum by (le) (increase(sentinel_step_seconds_bucket{RANKS}{_OFTEN}))",
+            "s",
+        ),
+        lines("Throughput", "Applied updates per second.", [Query(per_second)], Look(least=0)),
+    ]
+
+
+def _memory() -> list[Panel]:
+    device = Query(f"sentinel_memory_bytes{RANKS}", "{{kind}}, rank {{rank}} {{gpu}}")
+    host = Query(f"sentinel_host_memory_bytes{RANKS}")
+    return [
+        lines("Device memory", "Allocated, reserved, peak.", [device], Look(unit="bytes", least=0)),
+        lines("Host memory", "Unique memory of each rank's process tree.", [host], Look(unit="bytes", least=0)),
+    ]
+
+
+def _from_grafana() -> builders.AnnotationQuery:
+    """What `sentinel dashboards annotate` wrote: from opening to end, with a sentence."""
+    tagged = builders.AnnotationTarget().type("tags").tags(["sentinel", "$run_id"]).match_any(False).limit(1000)
+    query = builders.AnnotationQuery().name("Incidents, annotated").datasource(GRAFANA).enable(True)
+    return query.icon_color("red").type("tags").target(tagged)  # type: ignore[arg-type]  # the SDK wants a query; this source takes tags
+
+
+def _from_prometheus() -> builders.AnnotationQuery:
+    """What Prometheus counted: works without a token, says the kind only."""
+    counted = f"sum by (kind, severity) (increase(sentinel_incidents_total{RUN}[1m])) > 0"
+    query = builders.AnnotationQuery().name("Incidents, counted").datasource(PROMETHEUS).enable(True)
+    return query.icon_color("orange").expr(counted).title_format("{{kind}}").tag_keys("severity").step("10s")

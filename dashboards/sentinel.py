@@ -1,0 +1,91 @@
+"""The dashboard of sentinel itself: does it keep up, does it lose anything, what does it cost."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from dashboards.parts import RANKS, Look, Panel, Query, Section, finished, lines, number, page
+
+UID = "sentinel-itself"
+_OFTEN = "[$__rate_interval]"
+
+
+def page_of_sentinel() -> Dashboard:
+    sections = [
+        Section("Daemons", _daemons()),
+        Section("Record", _record()),
+        Section("Degraded", _degraded()),
+        Section("Cost", _cost()),
+    ]
+    text = "Sentinel's own health: queues, drops, lag, troubles and what it costs the loop."
+    return finished(page("sentinel: itself", UID, text, sections))
+
+
+def _daemons() -> list[Panel]:
+    return [
+        number("Daemons", "That answer a scrape.", Query("count(sentinel_build_info)", "daemons")),
+        number(
+            "Runs",
+            "With a rank that has not ended.",
+            Query("count(count by (run_id) (sentinel_rank_up == 1))", "runs"),
+        ),
+        number("Record kept", "1 while every database takes writes.", Query("min(sentinel_record_kept)", "kept")),
+        number("Records dropped", "By ranks, counted.", Query("sum(sentinel_records_dropped_total)", "dropped")),
+        number("Parts disabled", "Detectors and sinks.", Query("sum(sentinel_parts_disabled_total)", "disabled")),
+        number("Versions", "Of the daemons.", Query("count by (version) (sentinel_build_info)", "{{version}}")),
+    ]
+
+
+def _record() -> list[Panel]:
+    dropped = f"sum by (rank, reason) (increase(sentinel_records_dropped_total{RANKS}{_OFTEN}))"
+    return [
+        lines(
+            "Queue",
+            "Messages waiting for the database.",
+            [Query("sentinel_queue_entries", "{{instance}}")],
+            Look(least=0),
+        ),
+        lines(
+            "Lag",
+            "Age of the oldest of them.",
+            [Query("sentinel_store_lag_seconds", "{{instance}}")],
+            Look("s", least=0),
+        ),
+        lines(
+            "Record kept",
+            "1 while the database takes writes.",
+            [Query("sentinel_record_kept", "{{instance}}")],
+            Look(least=0),
+        ),
+        lines("Records dropped", "By reason.", [Query(dropped, "rank {{rank}}: {{reason}}")], Look(least=0)),
+    ]
+
+
+def _degraded() -> list[Panel]:
+    troubles = f"sum by (rank, what) (increase(sentinel_troubles_total{RANKS}{_OFTEN}))"
+    rejected = f"sum by (reason) (increase(sentinel_rejected_connections_total{_OFTEN}))"
+    disabled = "sentinel_parts_disabled_total"
+    return [
+        lines(
+            "Troubles", "What ranks said was degraded.", [Query(troubles, "rank {{rank}}: {{what}}")], Look(least=0)
+        ),
+        lines("Rejected connections", "By reason.", [Query(rejected, "{{reason}}")], Look(least=0)),
+        lines("Parts disabled", "Since the daemon started.", [Query(disabled, "{{instance}}")], Look(least=0)),
+        lines("Ranks up", "1 while the rank has not ended.", [Query(f"sentinel_rank_up{RANKS}")], Look(least=0)),
+    ]
+
+
+def _cost() -> list[Panel]:
+    share = f"rate(sentinel_hook_seconds_total{RANKS}{_OFTEN})"
+    return [
+        lines(
+            "Share of the loop's time",
+            "Seconds in our hooks per second.",
+            [Query(share)],
+            Look("percentunit", least=0),
+        ),
+        lines(
+            "Time in the loop",
+            "Seconds in our hooks, total.",
+            [Query(f"sentinel_hook_seconds_total{RANKS}")],
+            Look("s", least=0),
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""Tests of the Grafana dashboards, the alert rules, and the commands around them."""
