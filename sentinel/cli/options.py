@@ -26,4 +26,4 @@ def database_url(found: places.Places) -> str:
     """The run database of a home, as `store.url` or the default says. Raises SettingsError."""
     from sentinel.store.location import url_of
 
-    return url_of(found, config.load_client(None, os.environ).store.url)
+    return url_of(found, config.load_client(None, os.environ).store)

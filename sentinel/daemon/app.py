@@ -32,7 +32,7 @@ from sentinel.errors import PermanentError, TemporaryError
 from sentinel.places import Places, make_private
 from sentinel.records import Origin
 from sentinel.store.database import Store
-from sentinel.store.engine import sqlite_file
+from sentinel.store.engine import shown, sqlite_file
 from sentinel.store.location import is_elsewhere, url_of
 from sentinel.vocabulary import Reason
 
@@ -75,8 +75,8 @@ class _Daemon:
     def __init__(self, places: Places, settings: Settings, auto: bool, nobody_seconds: float) -> None:
         self._places = places
         self._settings = settings
-        self._url = url = url_of(places, settings.store.url)
-        if is_elsewhere(places) and not settings.store.url:
+        self._url = url = url_of(places, settings.store)
+        if is_elsewhere(places, settings.store):
             _log.warning("the home is on a network file system; the database lies on this node", database=url)
         self._database_file = sqlite_file(url)
         self._fleet = Fleet()
@@ -126,7 +126,9 @@ class _Daemon:
         try:
             await self._take_over()
         except TimeoutError:
-            raise TemporaryError(f"the database does not take writes: {self._writer.trouble or self._url}") from None
+            raise TemporaryError(
+                f"the database does not take writes: {self._writer.trouble or shown(self._url)}"
+            ) from None
 
     async def _take_over(self) -> None:
         """Go on where an earlier daemon of this home stopped."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
@@ -15,8 +15,27 @@ from sentinel.errors import MisuseError, PermanentError, TemporaryError
 
 BUSY_SECONDS = 10.0  # how long a connection waits for another writer's lock
 
+# What a server's URL may say in its query and nobody should read.
+_SECRET_PARAMETERS = ("password", "passfile", "sslpassword", "sslkey", "options")
+
 # SQLite's names of results that a later try may not meet again.
 _MAY_PASS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_INTERRUPT")
+
+# The same of PostgreSQL: connection lost, conflicts, no room, lock not had, shutting down or starting, I/O.
+_STATES_MAY_PASS = ("08", "40", "53", "55P03", "57", "58")
+
+_PSYCOPG = "postgresql+psycopg"
+# A server that does not answer must not hold the writer; keepalives notice a peer that vanished.
+_CONNECT_ARGUMENTS = {
+    _PSYCOPG: {
+        "connect_timeout": int(BUSY_SECONDS),
+        "application_name": "sentinel",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 30_000,
+    }
+}
 
 
 def writer(url: str) -> Engine:
@@ -39,7 +58,9 @@ def reader(url: str) -> Engine:
     """An engine that cannot write; it works beside the writer, and on a file or folder that is read-only."""
     path = sqlite_file(url)
     if path is None:
-        return _engine(url)
+        engine = _engine(url)
+        event.listen(engine, "begin", _begin_reading)
+        return engine
     engine = create_engine("sqlite://", creator=lambda: _open_read_only(path), poolclass=NullPool)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     return engine
@@ -50,7 +71,8 @@ def sqlite_file(url: str) -> Path | None:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        raise MisuseError(f"store.url is {url!r}; it must look like sqlite:////folder/sentinel.db") from None
+        example = "sqlite:////folder/sentinel.db or postgresql+psycopg://user@host/database"
+        raise MisuseError(f"store.url is {_without_login(url)!r}; it must look like {example}") from None
     if parsed.get_backend_name() != "sqlite":
         return None
     if parsed.database in {None, "", ":memory:"}:
@@ -63,7 +85,10 @@ def sqlite_file(url: str) -> Path | None:
 def shown(url: str) -> str:
     """The URL as a person may see it: a path for SQLite, no password for a server."""
     path = sqlite_file(url)
-    return str(path) if path else make_url(url).render_as_string(hide_password=True)
+    if path:
+        return str(path)
+    parsed = make_url(url)
+    return parsed.difference_update_query(_SECRET_PARAMETERS).render_as_string(hide_password=True)
 
 
 @contextmanager
@@ -79,10 +104,31 @@ def plain_errors(url: str) -> Iterator[None]:
 
 def _engine(url: str) -> Engine:
     sqlite_file(url)
+    parsed = _with_driver(make_url(url))
     try:
-        return create_engine(url, poolclass=NullPool)
+        engine = create_engine(parsed, poolclass=NullPool, connect_args=_CONNECT_ARGUMENTS.get(parsed.drivername, {}))
     except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise MisuseError(f"store.url is {shown(url)!r}, but its driver is not installed: {error}") from None
+        remedy = "pip install 'train-sentinel[postgres]'" if "postgres" in parsed.drivername else "install it"
+        raise MisuseError(f"store.url is {shown(url)!r}, but its driver is missing ({error}); {remedy}") from None
+    if parsed.drivername == _PSYCOPG:
+        event.listen(engine, "connect", _prepare_psycopg)
+    return engine
+
+
+def _with_driver(url: URL) -> URL:
+    # SQLAlchemy takes these names for another driver, which we do not ship, or for no database at all.
+    return url.set(drivername=_PSYCOPG) if url.drivername in {"postgresql", "postgres"} else url
+
+
+def _without_login(url: str) -> str:
+    before, at, after = url.rpartition("@")
+    return f"{before.partition('//')[0] if '//' in before else ''}***{at}{after}" if at else url
+
+
+def _prepare_psycopg(connection: Any, _record: Any) -> None:
+    from sentinel.store.postgres_text import NoNulDumper
+
+    connection.adapters.register_dumper(str, NoNulDumper)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -104,6 +150,11 @@ def _begin_sqlite(connection: Connection) -> None:
 def _begin_server(connection: Connection) -> None:
     if connection.dialect.name == "postgresql" and not _is_critical(connection):
         connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+
+
+def _begin_reading(connection: Connection) -> None:
+    # As with SQLite: all questions of a transaction see the same rows, and nothing can be written.
+    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
 
 def _is_critical(connection: Connection) -> bool:
@@ -140,7 +191,7 @@ def _try_read_only(path: Path, query: str) -> sqlite3.Connection:
 def _plain(error: BaseException | None, url: str, *, lost: bool = False) -> TemporaryError | PermanentError:
     where = f"the run database {shown(url)}"
     name = getattr(error, "sqlite_errorname", None) or ""
-    if lost or name.startswith(_MAY_PASS):
+    if lost or name.startswith(_MAY_PASS) or str(getattr(error, "sqlstate", None) or "").startswith(_STATES_MAY_PASS):
         return TemporaryError(f"{where} does not take this now: {error}")
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
         return PermanentError(

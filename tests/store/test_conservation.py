@@ -1,7 +1,6 @@
 """produced = stored + dropped + in flight, whatever is dropped, lost, or sent again."""
 
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from sentinel.records import Gap
 from sentinel.store.database import Entry, Store
 from sentinel.store.history import History
 from sentinel.vocabulary import DropReason
-from tests.store.building import RANK0, RUN, START, hello, record, url_in
+from tests.store.building import RANK0, RUN, START, hello, record
 
 # What becomes of a message: it is sent; it is dropped with a marker; it vanishes without one.
 FATES = st.lists(st.sampled_from(["sent", "sent", "sent", "dropped", "vanished"]), min_size=1, max_size=25)
@@ -18,25 +17,29 @@ FATES = st.lists(st.sampled_from(["sent", "sent", "sent", "dropped", "vanished"]
 DEATHS = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 6)), min_size=1, max_size=8)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=30,
+    deadline=None,
+    # Every example takes a new database from the fixture.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(fates=FATES, deaths=DEATHS, unsent=st.integers(0, 4))
 def test_nothing_is_counted_twice_and_nothing_is_forgotten(
-    fates: list[str], deaths: list[tuple[int, int]], unsent: int
+    new_url: Callable[[], str], fates: list[str], deaths: list[tuple[int, int]], unsent: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store.open(url_in(Path(folder)))
-        store.register_rank(hello(), "box", START)
-        stream = [
-            Entry(RANK0, record(seq, seq) if fate == "sent" else Gap(seq, seq, DropReason.OUTBOX_FULL))
-            for seq, fate in enumerate(fates, 1)
-            if fate != "vanished"
-        ]
-        store = deliver(store, stream, deaths)
-        store.heard({RANK0: len(fates) + unsent})
-        with History(store.url) as history:
-            (books,) = history.conservation(RUN)
-            stored_steps = [row["step"] for row in history.steps(RUN)]
-        store.close()
+    store = Store.open(new_url())
+    store.register_rank(hello(), "box", START)
+    stream = [
+        Entry(RANK0, record(seq, seq) if fate == "sent" else Gap(seq, seq, DropReason.OUTBOX_FULL))
+        for seq, fate in enumerate(fates, 1)
+        if fate != "vanished"
+    ]
+    store = deliver(store, stream, deaths)
+    store.heard({RANK0: len(fates) + unsent})
+    with History(store.url) as history:
+        (books,) = history.conservation(RUN)
+        stored_steps = [row["step"] for row in history.steps(RUN)]
+    store.close()
     assert books["produced"] == books["stored"] + books["dropped"] + books["in_flight"] == len(fates) + unsent
     assert stored_steps == [seq for seq, fate in enumerate(fates, 1) if fate == "sent"]
     assert books["stored"] == len(stored_steps)

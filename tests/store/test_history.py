@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy.exc import DBAPIError
 
@@ -14,6 +15,7 @@ from sentinel.errors import NoSuchRunError
 from sentinel.records import Origin, RunEnd
 from sentinel.store.database import Store
 from sentinel.store.history import History
+from tests.postgres_server import Server
 from tests.store.building import RANK0, RUN, START, entries, hello, record, start, url_in
 
 # Permissions do not bind root, so root reads as somebody else, after everything is loaded.
@@ -31,8 +33,8 @@ with History(sys.argv[2]) as history:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store.open(url_in(tmp_path))
+def store(url: str) -> Store:
+    store = Store.open(url)
     for number, (run_id, name) in enumerate([("aa-old", "gpt"), ("aa-new", "gpt"), ("bb", "")]):
         store.register_rank(hello(run_id=run_id), "box", START + number)
         begun = start(name=name)
@@ -40,8 +42,8 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_a_run_is_found_by_id_prefix_name_and_latest(tmp_path: Path) -> None:
-    store = Store.open(url_in(tmp_path))
+def test_a_run_is_found_by_id_prefix_name_and_latest(url: str) -> None:
+    store = Store.open(url)
     for number, (run_id, name) in enumerate([("aa-old", "gpt"), ("aa-new", "gpt"), ("bb", "")]):
         store.register_rank(hello(run_id=run_id), "box", START + number)
         message = start(name=name)
@@ -64,6 +66,13 @@ def test_a_run_that_cannot_be_found_is_answered_with_those_that_can(store: Store
         history.resolve(run)
 
 
+@pytest.mark.service
+def test_an_empty_database_of_a_server_is_no_run(postgres: Server) -> None:
+    with postgres.database() as url, pytest.raises(NoSuchRunError, match=r":\*\*\*@127.0.0.1.* yet") as caught:
+        History(url)
+    assert postgres.password not in str(caught.value)
+
+
 def test_no_database_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRunError, match=r"sentinel\.db"):
         History(url_in(tmp_path))
@@ -83,10 +92,13 @@ def test_a_reader_sees_each_commit_and_nothing_before_it(store: Store) -> None:
 def test_a_reader_cannot_write(store: Store) -> None:
     with History(store.url) as history, history._engine.connect() as connection, pytest.raises(DBAPIError) as caught:
         connection.exec_driver_sql("DELETE FROM runs")
-    assert isinstance(caught.value.orig, sqlite3.OperationalError)
+    assert isinstance(caught.value.orig, (sqlite3.OperationalError, psycopg.errors.ReadOnlySqlTransaction))
 
 
-def test_a_copy_in_a_folder_that_nobody_may_write_to_can_be_read(store: Store, tmp_path: Path) -> None:
+def test_a_copy_in_a_folder_that_nobody_may_write_to_can_be_read(tmp_path: Path) -> None:
+    store = Store.open(url_in(tmp_path))
+    for run_id in ("aa", "bb", "cc"):
+        store.register_rank(hello(run_id=run_id), "box", START)
     store.close()
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder)
@@ -109,8 +121,8 @@ def test_provenance_comes_back_with_its_structure(store: Store) -> None:
     assert (run["cwd"], run["host"], run["devices"], run["world_size"]) == ("/somewhere", "box", ["cpu"], 1)
 
 
-def test_the_last_step_is_known_from_the_end_even_if_its_record_was_dropped(tmp_path: Path) -> None:
-    store = Store.open(url_in(tmp_path))
+def test_the_last_step_is_known_from_the_end_even_if_its_record_was_dropped(url: str) -> None:
+    store = Store.open(url)
     store.register_rank(hello(), "box", START)
     store.write(entries(start(), record(2, 1), RunEnd(4, START, 0, 2, "failed", "ValueError: x")), critical=True)
     state = store.rank_state(RANK0)

@@ -1,7 +1,5 @@
 """After rollbacks and restarts the default view is what the weights went through; all the rest is still there."""
 
-from pathlib import Path
-
 import pytest
 
 from sentinel.records import Origin
@@ -9,12 +7,12 @@ from sentinel.store.database import Store
 from sentinel.store.history import History
 from sentinel.store.timeline import Segment, segments
 from sentinel.vocabulary import UpdateResult
-from tests.store.building import RANK0, RUN, START, entries, hello, record, start, url_in
+from tests.store.building import RANK0, RUN, START, entries, hello, record, start
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store.open(url_in(tmp_path))
+def store(url: str) -> Store:
+    store = Store.open(url)
     store.register_rank(hello(), "box", START)
     store.write(entries(start(), *(record(seq, seq - 1) for seq in range(2, 12))), critical=False)
     return store

@@ -11,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, inspect, text
 
 from sentinel.errors import MisuseError, PermanentError, SchemaTooNewError
 from sentinel.store import schema
@@ -31,10 +32,15 @@ store.close()
 """
 
 
-def test_a_fresh_database_has_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
-    store = Store.open(url_in(tmp_path / "not" / "there" / "yet"))
+def test_a_fresh_database_has_exactly_the_tables_of_the_code(url: str) -> None:
+    store = Store.open(url)
     with store._engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_folder_of_a_file_is_made(tmp_path: Path) -> None:
+    Store.open(url_in(tmp_path / "not" / "there" / "yet")).close()
+    assert (tmp_path / "not" / "there" / "yet" / "sentinel.db").exists()
 
 
 def test_the_list_of_revisions_is_the_folder_of_migrations() -> None:
@@ -45,17 +51,16 @@ def test_the_list_of_revisions_is_the_folder_of_migrations() -> None:
     assert tuple(reversed(found)) == schema.REVISIONS
 
 
-def test_opening_again_changes_nothing_and_needs_no_alembic(tmp_path: Path) -> None:
-    Store.open(url_in(tmp_path)).close()
+def test_opening_again_changes_nothing_and_needs_no_alembic(url: str) -> None:
+    Store.open(url).close()
     script = (
         "import sys; from sentinel.store.database import Store; Store.open(sys.argv[1]).close();"
         "sys.exit('alembic' in sys.modules or 'torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", script, url_in(tmp_path)], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script, url], check=False).returncode == 0
 
 
-def test_processes_that_open_at_the_same_time_migrate_once(tmp_path: Path) -> None:
-    url = url_in(tmp_path)
+def test_processes_that_open_at_the_same_time_migrate_once(url: str) -> None:
     arguments = [[sys.executable, "-c", OPEN_AND_WRITE, url, f"run-{number}"] for number in range(3)]
     pipe = subprocess.PIPE
     openers = [subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for line in arguments]
@@ -69,9 +74,8 @@ def test_processes_that_open_at_the_same_time_migrate_once(tmp_path: Path) -> No
         assert opener.returncode == 0, complaint
     with History(url) as history:
         assert sorted(row["run_id"] for row in history.runs()) == ["run-0", "run-1", "run-2"]
-    assert sqlite3.connect(tmp_path / "sentinel.db").execute("SELECT * FROM alembic_version").fetchall() == [
-        ("0001",)
-    ]
+    with create_engine(url).connect() as connection:
+        assert connection.execute(text("SELECT * FROM alembic_version")).all() == [(schema.REVISIONS[-1],)]
 
 
 def test_a_newer_schema_is_refused_and_the_file_untouched(tmp_path: Path) -> None:
@@ -90,6 +94,18 @@ def test_a_newer_schema_is_refused_and_the_file_untouched(tmp_path: Path) -> Non
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
 
 
+def test_a_newer_schema_is_refused_by_writer_and_reader(url: str) -> None:
+    Store.open(url).close()
+    with create_engine(url).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
+    with pytest.raises(SchemaTooNewError, match=r"0999.*upgrade sentinel"):
+        Store.open(url)
+    with pytest.raises(SchemaTooNewError, match="0999"):
+        History(url)
+    with create_engine(url).connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "0999"
+
+
 def test_a_damaged_file_is_named_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "sentinel.db").write_bytes(b"this was a database once" * 100)
     with pytest.raises(PermanentError, match=r"sentinel\.db is damaged.*move it away"):
@@ -102,12 +118,12 @@ def test_a_folder_that_is_a_file_is_named_with_its_path(tmp_path: Path) -> None:
         Store.open(url_in(tmp_path / "home"))
 
 
-def test_somebody_elses_tables_are_not_touched(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "sentinel.db") as connection:
-        connection.execute("CREATE TABLE runs (theirs TEXT)")
-    connection.close()
+def test_somebody_elses_tables_are_not_touched(url: str) -> None:
+    with create_engine(url).begin() as connection:
+        connection.execute(text("CREATE TABLE runs (theirs TEXT)"))
     with pytest.raises(PermanentError, match="'runs' that is not ours"):
-        Store.open(url_in(tmp_path))
+        Store.open(url)
+    assert inspect(create_engine(url)).get_table_names() == ["runs"]
 
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite://", "sqlite:///:memory:", "nosuchdatabase://x/y"])
