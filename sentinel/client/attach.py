@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,13 +52,16 @@ def attach(
     config: Mapping[str, Any] | None = None,
     settings: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     step: int = 0,
+    on_stop: Callable[[str], object] | None = None,
 ) -> Run:
     """Watch and protect a training run; the returned Run may be ignored.
 
     Called once per process, on every rank, after model and optimizer exist. `model` may be wrapped or compiled;
     `optimizer` is one, a wrapper, or a list. What is handed over besides (`scheduler`, `scaler`, `ema`, objects with
     state in `state`) is part of every snapshot and rollback. `mode`: "protect" acts, "observe" only watches, "off"
-    does nothing; SENTINEL_MODE can only lower it. `settings`: path of a sentinel.toml, or its tree.
+    does nothing; SENTINEL_MODE can only lower it. `settings`: path of a sentinel.toml, or its tree. `on_stop` is for
+    loops that have an end of their own, as those of frameworks do: it is called with the reason at a step boundary,
+    once, where RunStopped would be raised.
 
     Raises MisuseError (a ValueError) for wrong arguments and SettingsError for wrong settings, at once. Trouble of
     the environment (home, port, daemon) is said once on stderr and training goes on.
@@ -70,6 +73,8 @@ def attach(
         raise MisuseError(f"model is a {type(model).__name__}; pass a torch.nn.Module")
     if not isinstance(cast("Any", step), int) or isinstance(step, bool) or step < 0:
         raise MisuseError(f"step is {step!r}; pass the number of updates already made, 0 for a new run")
+    if on_stop is not None and not callable(on_stop):
+        raise MisuseError(f"on_stop is {on_stop!r}; pass a function of one argument, the reason")
     optimizers = _optimizers(optimizer)
     check_shared(model, optimizers)
     rank = current(os.environ)
@@ -84,8 +89,10 @@ def attach(
             f"checkpoint_dir={os.fspath(checkpoint_dir)!r} is not used: checkpoints on disk come with a later version"
         )
     run = _build(subject, chosen, described, run_id=_distinct(resolved), mode=power, rank=rank, step=step)
+    run.on_stop(on_stop)
     _attached.add(run)
-    say(_greeting(run, chosen))
+    if rank.rank == 0:
+        say(_greeting(run, chosen))
     return run
 
 

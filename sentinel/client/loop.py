@@ -5,6 +5,7 @@ until one that already stepped in it steps again, or to the top of `run.batches`
 backward begins, so that a report made after `optimizer.step()` still belongs to it.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -137,7 +138,7 @@ class Loop:
                 continue  # another part of the same gradients is clipped now
             taken = norm.value if norm is not None and overlap == "all" else None
             attempt.measures[watched.name] = measure(watched, scaling.carried(attempt.scaler, watched.target), taken)
-            attempt.clip_max_norm = max_norm
+            attempt.clip_max_norm = max_norm if math.isfinite(max_norm) else None  # Trainer clips to inf for the norm
 
     @shielded
     def after_clip(self) -> None:

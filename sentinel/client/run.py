@@ -78,8 +78,12 @@ class Run:
         del name
         yield
 
-    def detach(self) -> None:
-        """End the Run: say so to the daemon, leave no hook, thread, socket or file behind. May be called twice."""
+    def detach(self, error: BaseException | None = None) -> None:
+        """End the Run: say so to the daemon, leave no hook, thread, socket or file behind. May be called twice.
+
+        `error`: what ended training; the run is then stored as failed, not as completed.
+        """
+        del error
         self.detached = True
 
 
@@ -158,8 +162,15 @@ class AttachedRun(Run):
             loop.pause_seconds += time.perf_counter() - started
             self._note_phase(str(name), entered=False)
 
-    def detach(self) -> None:
-        self.end("completed", "")
+    def detach(self, error: BaseException | None = None) -> None:
+        if error is None:
+            self.end("completed", "")
+        else:
+            self.end("failed", describe(error))
+
+    def on_stop(self, tell: Callable[[str], object] | None) -> None:
+        """Called once by `attach`: whom a stop is told in place of RunStopped, None for nobody."""
+        self._turns.on_stop = tell
 
     def end(self, status: str, error: str) -> None:
         """Detach and say how the run ended. From any thread; the second call does nothing."""

@@ -6,6 +6,7 @@ a step too: the loop's following `scheduler.step()` then lands where it did in t
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from sentinel.client.data import Cursor
@@ -27,6 +28,7 @@ class Turns:
 
     def __init__(self, loop: Loop, ring: Ring, cursor: Cursor, inbox: Inbox, settings: Settings) -> None:
         self.stopped = ""  # the reason, once the run has been stopped
+        self.on_stop: Callable[[str], object] | None = None  # told of it in place of RunStopped
         self._loop = loop
         self._ring = ring
         self._cursor = cursor
@@ -70,7 +72,7 @@ class Turns:
             self._roll_back(turn, word, STEP)
         else:
             self._meet(STEP, may_restore=nothing_applied)
-        if self.stopped:
+        if self.stopped and self.on_stop is None:
             raise RunStopped(self.stopped)
 
     def _meet(self, point: str, *, may_restore: bool) -> None:
@@ -227,6 +229,8 @@ class Turns:
         else:
             self._reply(command, "released", reason)
         say(f"stopped at step {self._loop.step} ({self.stopped})")
+        if self.on_stop is not None:
+            self.on_stop(self.stopped)
 
     # ------------------------------------------------------------ undo of an update that the device found bad late
 
