@@ -42,6 +42,18 @@ def open_writer(url: str) -> Engine:
     return engine
 
 
+def revision_of(url: str) -> str | None:
+    """The revision that a database is at, None where there is none yet; nothing is created or changed.
+
+    Raises PermanentError for a damaged database or somebody else's tables, TemporaryError for a silent server.
+    """
+    path = engines.sqlite_file(url)
+    if path is not None and not path.exists():
+        return None
+    with engines.plain_errors(url), engines.reader(url).connect() as connection:
+        return version_of(connection)
+
+
 def version_of(connection: Connection) -> str | None:
     """The revision a database is at, None before the first. Raises PermanentError for somebody else's tables."""
     tables = set(inspect(connection).get_table_names())
