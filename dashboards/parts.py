@@ -141,7 +141,8 @@ def finished(built: builders.Dashboard) -> models.Dashboard:
     result.schema_version = SCHEMA_VERSION
     for identifier, panel in enumerate(result.panels or [], 1):
         panel.id_val = identifier
-    for variable in (result.templating and result.templating.list_val) or []:
+    variables = None if result.templating is None else result.templating.list_val
+    for variable in variables or []:
         # The SDK says them of every variable; they belong to those of the type "interval".
         variable.auto = variable.auto_count = variable.auto_min = None
     return result
