@@ -225,11 +225,7 @@ def _after_rollbacks(scene: _Scene, rollbacks: Sequence[Mapping[str, Any]]) -> C
     after = [span for span in scene.series.spans if span[:2] > scene.span[:2]]
     usual = _usual(scene, "loss")
     rolled = f"After the rollback to step {final['target_step']}"
-    earlier = (
-        f" X"
-        if len(rollbacks) > 1
-        else ""
-    )
+    earlier = " (the one before did not suffice)" if len(rollbacks) > 1 else ""
     if not after or usual is None:
         return Clue(Link.DATA, Verdict.UNKNOWN, f"{rolled} too few steps were recorded to judge by.")
     span = after[min(len(rollbacks), len(after)) - 1]

@@ -1,0 +1,169 @@
+"""Describe the plots: one line chart per signal, and the timeline above them. Pure; plain data for plotly.js.
+
+Every trace has `x`, the number of the update in the order tried, and `steps`, the step numbers of the same points:
+the page can show either. A colour is `@name`, a name of the style sheet, so that one page is light and dark.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from sentinel.postmortem.html_marks import Marks
+from sentinel.postmortem.html_points import Stretch, stretches, thin
+from sentinel.postmortem.series import Column, Series
+
+Figure = dict[str, Any]
+
+BUCKETS = 1500  # per signal and kind of line; each keeps two points
+_LOG_RATIO = 20.0  # a highest value this many times the median is drawn on a logarithmic axis
+
+
+class Line(NamedTuple):
+    """A signal of a chart, as it is drawn."""
+
+    signal: str
+    label: str
+    colour: str
+
+
+class Chart(NamedTuple):
+    name: str  # of its place in the page
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+
+
+CHARTS = (
+    Chart("loss", "Loss", "", (Line("loss", "loss", "@loss"),)),
+    Chart("grad_norm", "Gradient norm", "global L2, before clipping", (Line("grad_norm", "grad norm", "@grad"),)),
+    Chart("lr", "Learning rate", "", (Line("lr", "learning rate", "@lr"),)),
+    Chart("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "@lr"),)),
+    Chart(
+        "step_time",
+        "Step time",
+        "s",
+        (
+            Line("step_seconds", "whole step", "@time"),
+            Line("data_wait_seconds", "waiting for data", "@wait"),
+        ),
+    ),
+    Chart(
+        "memory",
+        "Memory",
+        "B",
+        (
+            Line("memory_reserved_bytes", "device, reserved", "@wait"),
+            Line("memory_peak_bytes", "device, peak", "@grad"),
+            Line("memory_allocated_bytes", "device, allocated", "@loss"),
+            Line("host_memory_bytes", "host", "@time"),
+        ),
+    ),
+)
+
+
+def figures(series: Series, marks: Marks) -> list[Figure]:
+    """Of every chart that has something recorded."""
+    keep = marks.keep
+    found = []
+    for chart in CHARTS:
+        lines = [line for line in chart.lines if series.columns[line.signal].is_recorded]
+        if lines:
+            found.append(_figure(chart, lines, series, keep))
+    return found
+
+
+def _figure(chart: Chart, lines: Sequence[Line], series: Series, keep: set[int]) -> Figure:
+    traces = []
+    for line in lines:
+        traces += _line(line, series, keep)
+    bad = [
+        (line, stretch)
+        for line in lines
+        for stretch in stretches(series.columns[line.signal], {span.start for span in series.spans})
+    ]
+    if bad:
+        traces.append(_nonfinite(bad, series))
+    counted = {line.label: len(series.columns[line.signal].nonfinite) for line in lines}
+    return {
+        "name": chart.name,
+        "title": chart.title,
+        "unit": chart.unit,
+        "log": any(_wants_log(series.columns[line.signal]) for line in lines),
+        "legend": len(lines) > 1,
+        "nonfinite": {label: count for label, count in counted.items() if count},
+        "traces": traces,
+    }
+
+
+def _line(line: Line, series: Series, keep: set[int]) -> list[Figure]:
+    """What counts, and behind it in grey what a rollback or restart made history."""
+    column = series.columns[line.signal]
+    bucket = max(1, math.ceil(len(series) / BUCKETS))
+    # History begins at the last step that counts, so that no hole opens between the two lines.
+    taken_back = [(max(span.start, span.live_end - 1), span.end) for span in series.spans if span.end > span.live_end]
+    history = _points(column, series, taken_back, bucket, keep)
+    live = _points(column, series, [(span.start, span.live_end) for span in series.spans], bucket, keep)
+    shared = {"mode": "lines", "label": line.label}
+    found = [{**live, **shared, "name": line.label, "color": line.colour, "width": 1.8}]
+    if history["x"]:
+        name = f"{line.label}, taken back"
+        found.insert(0, {**history, **shared, "name": name, "color": "@history", "width": 1.3})
+    return found
+
+
+def _points(column: Column, series: Series, parts: Sequence[tuple[int, int]], bucket: int, keep: set[int]) -> Figure:
+    places: list[int | None] = []
+    for start, end in parts:
+        chosen = thin(column.values, start, end, bucket, keep)
+        if chosen:
+            places += [*([None] if places else []), *chosen]
+    return {
+        "x": [None if place is None else place + 1 for place in places],
+        "steps": [None if place is None else series.steps[place] for place in places],
+        "y": [None if place is None else _short(column.at(place)) for place in places],
+    }
+
+
+def _nonfinite(bad: Sequence[tuple[Line, Stretch]], series: Series) -> Figure:
+    """Crosses at the top edge, two per stretch of several steps."""
+    x: list[int | None] = []
+    steps: list[int | None] = []
+    text: list[str | None] = []
+    for line, stretch in bad:
+        first, last = series.steps[stretch.first], series.steps[stretch.last]
+        words = "/".join(stretch.words)
+        where = f"step {first}" if stretch.steps == 1 else f"steps {first} to {last}"
+        for place in dict.fromkeys((stretch.first, stretch.last)):
+            x.append(place + 1)
+            steps.append(series.steps[place])
+            text.append(
+                f"{line.label} is {words} at {where}" + (f", {stretch.steps} of them" if stretch.steps > 1 else "")
+            )
+        x.append(None)
+        steps.append(None)
+        text.append(None)
+    return {
+        "x": x,
+        "steps": steps,
+        "y": [None if place is None else 0.965 for place in x],
+        "text": text,
+        "name": "not finite",
+        "mode": "lines+markers",
+        "symbol": "x",
+        "color": "@bad",
+        "width": 3,
+        "edge": True,
+    }
+
+
+def _wants_log(column: Column) -> bool:
+    values = column.finite(0, len(column.values))
+    if not values or min(values) <= 0:
+        return False
+    return max(values) > _LOG_RATIO * median(values)
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits: more cannot be seen, and would double the page."""
+    return None if value is None else float(f"{value:.6g}")

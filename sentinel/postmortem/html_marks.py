@@ -1,0 +1,107 @@
+"""Find where on the plots incidents, rollbacks and actions stand. Pure."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from sentinel.postmortem.series import Series
+from sentinel.postmortem.wording import kind_words
+from sentinel.vocabulary import Action
+
+_KEPT_AROUND = 40  # points on each side of an incident that are always drawn
+_MOST_KEPT = 100  # incidents for which that holds; the first ones
+
+
+class Band(NamedTuple):
+    """An incident's stretch."""
+
+    first: int  # index of the onset
+    last: int
+    severity: str
+    words: str
+
+
+class Turn(NamedTuple):
+    """A place where history was rewritten: the records from `place` on are a new generation or attempt."""
+
+    place: int  # index
+    step_before: int  # the last step before it
+    step_after: int  # the first step after it
+    words: str
+
+
+class Deed(NamedTuple):
+    """An action, whoever asked for it."""
+
+    place: int  # index
+    action: str
+    outcome: str
+    words: str
+
+
+class Marks(NamedTuple):
+    bands: tuple[Band, ...]
+    turns: tuple[Turn, ...]
+    deeds: tuple[Deed, ...]
+
+    @property
+    def keep(self) -> set[int]:
+        """Indices that no plot may leave out."""
+        around = {turn.place for turn in self.turns} | {turn.place - 1 for turn in self.turns}
+        around |= {deed.place for deed in self.deeds}
+        for band in self.bands[:_MOST_KEPT]:
+            around |= set(range(band.first - _KEPT_AROUND, band.first + _KEPT_AROUND))
+            around |= {band.last, band.last + 1}
+        return around
+
+
+def marks_of(report: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]], series: Series) -> Marks:
+    """`decisions`: the rows of `History.actions`, which know their generation."""
+    bands = [_band(incident, series) for incident in report["incidents"]]
+    deeds = [_deed(row, series) for row in decisions if row["action"] != Action.NONE]
+    return Marks(
+        tuple(band for band in bands if band is not None),
+        tuple(_turns(series)),
+        tuple(deed for deed in deeds if deed is not None),
+    )
+
+
+def _band(incident: Mapping[str, Any], series: Series) -> Band | None:
+    where = (incident["attempt"], incident["generation"])
+    first = series.index_of(*where, incident["onset_step"])
+    last = series.index_of(*where, max(incident["first_step"], incident["onset_step"]))
+    if first is None or last is None:
+        return None
+    # An incident's last step may lie in a later generation; there it is looked for from the newest on.
+    span = series.span(*where)
+    assert span is not None
+    if incident["last_step"] <= series.steps[span.end - 1]:
+        last = max(last, series.index_of(*where, incident["last_step"]) or last)
+    words = f"{kind_words(incident['kind'])}, {incident['severity']} {incident['tier']}: {incident['summary']}"
+    return Band(first, max(first, last), incident["severity"], words)
+
+
+def _deed(row: Mapping[str, Any], series: Series) -> Deed | None:
+    step = row["applied_step"] if row["applied_step"] is not None else row["step"]
+    index = series.index_of(row["attempt"], row["generation"], step)
+    if index is None:
+        return None
+    words = f"{kind_words(row['action'])} at step {step}: {row['outcome'] or 'decided'} ({kind_words(row['reason'])})"
+    if row["target_step"] is not None:
+        words += f", back to step {row['target_step']}"
+    if row["skipped_batches"]:
+        words += f", {row['skipped_batches']} batches skipped"
+    return Deed(index, row["action"], row["outcome"] or "", words)
+
+
+def _turns(series: Series) -> list[Turn]:
+    found = []
+    filled = [span for span in series.spans if span.end > span.start]
+    for before, after in pairwise(filled):
+        last, first = series.steps[before.end - 1], series.steps[after.start]
+        if after.attempt != before.attempt:
+            words = f"attempt {after.attempt}, from step {first}"
+        else:
+            words = f"rollback to {first - 1}"
+        found.append(Turn(after.start, last, first, words))
+    return found
