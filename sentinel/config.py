@@ -324,7 +324,7 @@ def check_keys(tree: Mapping[str, Any], of: type, prefix: str) -> None:
             hint = f"; did you mean {prefix + near[0]!r}?" if near else f"; known here: {', '.join(sorted(known))}"
             raise SettingsError(f"unknown setting {prefix + str(key)!r}{hint}")
         section = known[key].type
-        listed = next((one for one in get_args(section) if is_dataclass(one)), None)
+        listed = next((one for one in get_args(section) if isinstance(one, type) and is_dataclass(one)), None)
         if listed is not None:
             _check_tables(value, listed, prefix + str(key))
         if not (isinstance(section, type) and is_dataclass(section)):

@@ -13,6 +13,7 @@ import structlog
 
 from sentinel.config import Settings
 from sentinel.daemon import recovery
+from sentinel.daemon.alerting import Alerting
 from sentinel.daemon.control import Control
 from sentinel.daemon.core import Core
 from sentinel.daemon.departures import Departures
@@ -81,8 +82,9 @@ class _Daemon:
         self._database_file = sqlite_file(url)
         self._fleet = Fleet()
         self._metrics = Metrics()
-        self._writer = Writer(lambda: Store.open(url), settings.store.batch_seconds, self._stored)
+        self._writer = Writer(self._open_store, settings.store.batch_seconds, self._stored)
         core = Core(self._fleet, self._writer, self._metrics)
+        self._alerting = Alerting(core, settings.notify)
         self._dispatcher = Dispatcher(core)
         self._pipeline = Pipeline(core, self._dispatcher, Judging(core, self._dispatcher, settings))
         self._departures = Departures(core, self._dispatcher, self._pipeline, places)
@@ -95,7 +97,12 @@ class _Daemon:
         seen = Seen(self._fleet, self._metrics, self._dispatcher, url, lambda: self._writer.trouble)
         self._http = Http(settings.http, seen)
         self._lifetime = Lifetime(
-            self._fleet, settings.daemon.leave_seconds, auto=auto, nobody_seconds=nobody_seconds
+            self._fleet,
+            settings.daemon.leave_seconds,
+            auto=auto,
+            nobody_seconds=nobody_seconds,
+            unfinished=lambda: self._alerting.busy,
+            stay_seconds=settings.notify.stay_seconds,
         )
         self._metrics.queued = lambda: self._writer.queued
         self._metrics.lag_seconds = lambda: self._writer.lag_seconds
@@ -115,12 +122,17 @@ class _Daemon:
             self._sessions.http_url = self._http.url
             await self._receiver.start()
             self._announce()
-            probes = [loop.create_task(self._node.run()), loop.create_task(self._tick())]
+            probes = [loop.create_task(part) for part in (self._node.run(), self._alerting.run(), self._tick())]
             ready(Ready(self._http.url, str(self._places.socket)))
             _log.info("ready", url=self._http.url, socket=str(self._places.socket), pid=os.getpid())
             await self._leave.wait()
         finally:
             await self._drain(probes)
+
+    def _open_store(self) -> Store:
+        store = Store.open(self._url)
+        store.on_incident = self._alerting.announce
+        return store
 
     async def _take_over_in_time(self) -> None:
         try:

@@ -19,7 +19,7 @@ import sentinel
 from sentinel.daemon.connection import Rejected
 from sentinel.daemon.series import STEP_BUCKETS_SECONDS, RankSeries
 from sentinel.records import Incident, IncidentStatus
-from sentinel.vocabulary import Action, Kind, Outcome, Severity
+from sentinel.vocabulary import Action, AlertChannel, AlertOutcome, Kind, Outcome, Severity
 
 _RANK = ("run_id", "rank")
 _REMEMBERED = 1024  # ranks whose counters go on where they were if they come back
@@ -54,6 +54,8 @@ class Metrics(Collector):
         self.registry.register(self)
         self.rejected = dict.fromkeys(Rejected, 0)
         self.parts_disabled = 0
+        self.alerts_due = dict.fromkeys(AlertChannel, 0)
+        self._alerts = dict.fromkeys(itertools.product(AlertChannel, AlertOutcome), 0)
         self.queued: Callable[[], int] = int
         self.lag_seconds: Callable[[], float] = float
         self.record_kept: Callable[[], bool] = lambda: True
@@ -86,6 +88,10 @@ class Metrics(Collector):
     def action(self, run_id: str, action: Action, outcome: Outcome) -> None:
         self.run(run_id).actions[action, outcome] += 1
 
+    def alert(self, channel: AlertChannel, outcome: AlertOutcome, count: int = 1) -> None:
+        """So many attempts to send alerts ended like this."""
+        self._alerts[channel, outcome] += count
+
     def reject(self, reason: Rejected) -> None:
         self.rejected[reason] += 1
 
@@ -115,6 +121,7 @@ class Metrics(Collector):
         )
         for reason, count in self.rejected.items():
             rejected.add_metric([reason], count)
+        yield from self._of_alerts()
         build = GaugeMetricFamily("sentinel_build_info", "This daemon.", labels=["version", "python"])
         build.add_metric([sentinel.__version__, platform.python_version()], 1)
         yield from (rejected, build)
@@ -123,6 +130,16 @@ class Metrics(Collector):
         yield GaugeMetricFamily("sentinel_queue_entries", "Messages waiting for the database.", self.queued())
         yield GaugeMetricFamily("sentinel_store_lag_seconds", "Age of the oldest of them.", self.lag_seconds())
         yield GaugeMetricFamily("sentinel_record_kept", "1 while the database takes writes.", self.record_kept())
+
+    def _of_alerts(self) -> Iterator[Metric]:
+        text = "Attempts to send alerts: sent, retried (tried again later), failed (given up)."
+        sent = CounterMetricFamily("sentinel_alerts", text, labels=["channel", "outcome"])
+        for (channel, outcome), count in self._alerts.items():
+            sent.add_metric([channel, outcome], count)
+        due = GaugeMetricFamily("sentinel_alerts_due", "Alerts not yet delivered.", labels=["channel"])
+        for channel, waiting in self.alerts_due.items():
+            due.add_metric([channel], waiting)
+        yield from (sent, due)
 
     def _forget_oldest(self) -> None:
         if len(self._ranks) < _REMEMBERED:

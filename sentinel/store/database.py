@@ -4,9 +4,9 @@ Every method is synchronous and one transaction, unless it runs inside `transact
 TemporaryError (full, busy: try again) or PermanentError (damaged, unwritable); nothing of a failed transaction stays.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, RowMapping, func, insert, select, update
 
@@ -33,6 +33,8 @@ from sentinel.store.values import finite, to_text
 from sentinel.vocabulary import Outcome, Reason, RunStatus
 
 __all__ = ["Entry", "RankState", "Registration", "Store"]
+
+T = TypeVar("T")
 
 
 class RankState(NamedTuple):
@@ -61,6 +63,7 @@ class Store:
         self._accounts = Accounts()
         self._inside = False
         self._broken = False
+        self.on_incident: Callable[[Connection, Incident], None] = _nobody_listens  # in the incident's transaction
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -96,6 +99,11 @@ class Store:
             raise
         finally:
             self._inside = False
+
+    def run(self, job: Callable[[Connection], T], *, critical: bool = True) -> T:
+        """One transaction on a table that has a module of its own, such as the outbox of alerts."""
+        with self.transaction(critical=critical):
+            return job(self._connection)
 
     # ------------------------------------------------------------ what ranks send
 
@@ -147,6 +155,7 @@ class Store:
         """Insert, or replace the incident of the same id."""
         with self.transaction(critical=True):
             upsert(self._connection, incidents, [rows.of_incident(incident)])
+            self.on_incident(self._connection, incident)
 
     def save_decision(  # noqa: PLR0917 -- the columns of one row, in their order
         self,
@@ -262,6 +271,10 @@ class Store:
         )
         with self.transaction(critical=False):
             return [_rank_state(row) for row in self._connection.execute(question).mappings()]
+
+
+def _nobody_listens(connection: Connection, incident: Incident) -> None:
+    del connection, incident
 
 
 def _rank_state(row: RowMapping) -> RankState:
