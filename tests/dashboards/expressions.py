@@ -63,6 +63,12 @@ def selectors(expr: str) -> Iterator[tuple[str, set[str]]]:
             yield node.name, {matcher.name for matcher in node.matchers.matchers}
 
 
+def plain_selectors(expr: str) -> list[str]:
+    """Every selector as it stands, without its range and offset: what must be there for the expression to mean it."""
+    nodes = _nodes(promql_parser.parse(filled(expr)))
+    return [f"{node.name}{node.matchers}" for node in nodes if isinstance(node, promql_parser.VectorSelector)]
+
+
 def grouped(expr: str) -> Iterator[tuple[set[str], set[str]]]:
     """(labels that an aggregation keeps, metrics inside it)."""
     for node in _nodes(promql_parser.parse(filled(expr))):

@@ -1,0 +1,172 @@
+"""The alert rules in promtool's own judgement: each fires when it should, is silent when it should, also on NaN."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.conftest import require_service
+from tests.dashboards import expressions
+
+pytestmark = pytest.mark.service
+
+ROOT = Path(__file__).parents[2]
+RULES = expressions.FOLDER / "rules.yml"
+UP = 'sentinel_rank_up{run_id="r", rank="0"}'
+UP_1 = 'sentinel_rank_up{run_id="r", rank="1"}'
+OPEN = 'sentinel_incidents_open{run_id="r", kind="loss_spike"}'
+CRITICAL = 'sentinel_incidents_total{run_id="r", kind="loss_spike", severity="critical"}'
+WARNING = 'sentinel_incidents_total{run_id="r", kind="loss_spike", severity="warning"}'
+OTHER = 'sentinel_incidents_total{run_id="r", kind="nonfinite_loss", severity="critical"}'
+NONFINITE = 'sentinel_nonfinite_total{run_id="r", rank="0", what="loss"}'
+LOSS = 'sentinel_loss{run_id="r", rank="0"}'
+APPLIED = 'sentinel_updates_total{run_id="r", rank="0", result="applied"}'
+REFLEX = 'sentinel_updates_total{run_id="r", rank="0", result="reflex"}'
+DROPPED = 'sentinel_records_dropped_total{run_id="r", rank="0", reason="outbox_full"}'
+DAEMON = 'up{job="sentinel", instance="a:1"}'
+KEPT = 'sentinel_record_kept{instance="a:1"}'
+DISABLED = 'sentinel_parts_disabled_total{instance="a:1"}'
+NAN = "NaN+0x40"  # forty samples that are NaN, as a scrape may deliver
+
+
+class Case(NamedTuple):
+    """Samples of one a minute (promtool's notation), and whether the alert fires at that minute."""
+
+    alert: str
+    says: str
+    series: dict[str, str]
+    minute: int
+    fires: bool
+
+
+def firing(alert: str, says: str, series: dict[str, str], minute: int = 30) -> Case:
+    return Case(alert, says, series, minute, fires=True)
+
+
+def silent(alert: str, says: str, series: dict[str, str], minute: int = 30) -> Case:
+    return Case(alert, says, series, minute, fires=False)
+
+
+INCIDENT = "SentinelIncidentCritical"
+NO_UPDATES = "SentinelNoUpdates"
+RANK_DOWN = "SentinelRankDown"
+CASES = [
+    firing(INCIDENT, "a critical incident is open", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30"}),
+    firing(INCIDENT, "while the loss is NaN", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30", LOSS: NAN}),
+    silent(INCIDENT, "it is over", {OPEN: "0x10 1x5 0x30", CRITICAL: "0x10 1x40"}),
+    silent(INCIDENT, "it is only a warning", {OPEN: "1x40", WARNING: "1x40", CRITICAL: "0x40"}),
+    silent(INCIDENT, "another kind was critical", {OPEN: "1x40", CRITICAL: "0x40", OTHER: "1x40"}),
+    silent(INCIDENT, "the numbers are NaN", {OPEN: NAN, CRITICAL: NAN}),
+    firing("SentinelNonfinite", "the loss was NaN once", {NONFINITE: "0x28 1x10"}),
+    firing("SentinelNonfinite", "and is shown as NaN", {NONFINITE: "0x28 1x10", LOSS: NAN}),
+    silent("SentinelNonfinite", "nothing new since", {NONFINITE: "0x10 3x30", LOSS: NAN}),
+    silent("SentinelNonfinite", "the counter is NaN", {NONFINITE: NAN}),
+    firing(NO_UPDATES, "every update is skipped", {UP: "1x60", APPLIED: "0+9x20 180x40", REFLEX: "0x20 0+9x40"}, 45),
+    firing(NO_UPDATES, "and the loss is NaN", {UP: "1x60", APPLIED: "0+9x20 180x40", LOSS: "NaN+0x60"}, 45),
+    silent(NO_UPDATES, "updates are applied", {UP: "1x60", APPLIED: "0+9x60", REFLEX: "0+1x60"}, 45),
+    silent(NO_UPDATES, "the run has just begun", {UP: "_x40 1x20", APPLIED: "_x40 0x20"}, 48),
+    silent(NO_UPDATES, "the run has ended", {UP: "1x20 0 _x40", APPLIED: "0+9x20 180 _x40"}, 45),
+    silent(NO_UPDATES, "the numbers are NaN", {UP: "1x60", APPLIED: "NaN+0x60"}, 45),
+    firing(RANK_DOWN, "one rank ended", {UP: "1x60", UP_1: "1x24 0 _x40"}),
+    firing(RANK_DOWN, "one rank's series is stale", {UP: "1x60", UP_1: "1x24 stale"}),
+    silent(RANK_DOWN, "both ended", {UP: "1x24 0 _x40", UP_1: "1x24 0 _x40"}),
+    silent(RANK_DOWN, "both are up", {UP: "1x60", UP_1: "1x60", LOSS: NAN}),
+    silent(RANK_DOWN, "another run ended", {UP: "1x60", UP_1.replace('"r"', '"old"'): "1x24 0 _x40"}),
+    silent(
+        RANK_DOWN,
+        "it came back on another daemon",
+        {UP: "1x60", UP_1: "1x24 stale", UP_1[:-1] + ', job="b"}': "1x60"},
+    ),
+    firing("SentinelRecordsDropped", "some were", {DROPPED: "0x28 40x10", LOSS: NAN}),
+    silent("SentinelRecordsDropped", "long ago", {DROPPED: "0x10 40x40"}),
+    silent("SentinelRecordsDropped", "the counter is NaN", {DROPPED: NAN}),
+    firing("SentinelDaemonDown", "it does not answer", {DAEMON: "1x20 0x20"}),
+    silent("SentinelDaemonDown", "it missed one scrape", {DAEMON: "1x29 0 1x20"}),
+    silent("SentinelDaemonDown", "it left in order", {DAEMON: "1x20 _x40"}),
+    silent("SentinelDaemonDown", "another job is down", {DAEMON.replace("sentinel", "node"): "0x40"}),
+    silent("SentinelDaemonDown", "the number is NaN", {DAEMON: NAN}),
+    firing("SentinelRecordNotKept", "the disk is full", {KEPT: "1x20 0x20", LOSS: NAN}),
+    silent("SentinelRecordNotKept", "all is written", {KEPT: "1x40", LOSS: NAN}),
+    silent("SentinelRecordNotKept", "the number is NaN", {KEPT: NAN}),
+    firing("SentinelPartsDisabled", "a detector failed", {DISABLED: "0x20 1x20", LOSS: NAN}),
+    silent("SentinelPartsDisabled", "none did", {DISABLED: "0x40", LOSS: NAN}),
+    silent("SentinelPartsDisabled", "the number is NaN", {DISABLED: NAN}),
+]
+
+
+def test_promtool_finds_eight_rules_and_nothing_wrong() -> None:
+    checked = promtool("check", "rules", str(RULES))
+    assert checked.returncode == 0, checked.stderr
+    assert "8 rules found" in checked.stdout
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.says}")
+def test_a_rule(case: Case, tmp_path: Path) -> None:
+    checked = judged(tmp_path, case.series, promql_expr_test=[firing_alerts(case.alert, case.minute, case.fires)])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("series", [{}, {OPEN: "1x40", CRITICAL: "1x40"}])
+def test_the_judgement_can_fail(series: dict[str, str], tmp_path: Path) -> None:
+    """The opposite of what holds is refused, so that `test_a_rule` means something."""
+    checked = judged(tmp_path, series, promql_expr_test=[firing_alerts(INCIDENT, 30, not series)])
+    assert checked.returncode != 0
+
+
+def test_every_rule_has_a_case_that_fires_one_that_does_not_and_one_with_nan() -> None:
+    for rule in expressions.rules():
+        cases = [case for case in CASES if case.alert == rule["alert"]]
+        assert {case.fires for case in cases} == {True, False}, rule["alert"]
+        assert any("NaN" in samples for case in cases for samples in case.series.values()), rule["alert"]
+    assert {case.alert for case in CASES} == {rule["alert"] for rule in expressions.rules()}
+
+
+def test_an_alert_names_its_run_and_rank(tmp_path: Path) -> None:
+    (rule,) = [rule for rule in expressions.rules() if rule["alert"] == RANK_DOWN]
+    said = {**rule["annotations"], "summary": "Run r: rank 1 is gone while others go on"}
+    expected = {"exp_labels": {"run_id": "r", "rank": "1", "severity": "critical"}, "exp_annotations": said}
+    asked = {"alertname": RANK_DOWN, "eval_time": "30m", "exp_alerts": [expected]}
+    checked = judged(tmp_path, {UP: "1x60", UP_1: "1x24 0 _x40"}, alert_rule_test=[asked])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_rule_says_how_bad_what_and_where_to_read_on() -> None:
+    for rule in expressions.rules():
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, rule["alert"]
+
+
+def firing_alerts(alert: str, minute: int, fires: bool) -> dict[str, Any]:
+    """The question whether an alert fires at that minute, with the answer that is expected."""
+    expr = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
+    samples = [{"labels": "{}", "value": 1}] if fires else []
+    return {"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples}
+
+
+def judged(folder: Path, series: dict[str, str], **questions: list[Any]) -> subprocess.CompletedProcess[str]:
+    """What `promtool test rules` says of these samples."""
+    test = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                **questions,
+            }
+        ],
+    }
+    path = folder / "test.yml"
+    path.write_text(yaml.safe_dump(test), encoding="utf-8")
+    return promtool("test", "rules", str(path))
+
+
+def promtool(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([require_service("promtool"), *words], capture_output=True, text=True, check=False)
