@@ -83,6 +83,10 @@ class SentinelCallback(Callback):
         del trainer, pl_module
         self._attachment.end(exception)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Lightning hangs the module's own log functions on every callback: a copy is to leave the module alone.
+        return {"_attachment": self._attachment, "_samples": None}
+
 
 def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     """The module's hyperparameters, and of the trainer's those that change the mathematics."""

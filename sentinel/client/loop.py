@@ -99,8 +99,8 @@ class Loop:
     @shielded
     def before_backward(self) -> None:
         self._markers.begin()
-        if not self._last_end:
-            self._last_end = time.perf_counter()
+        if not self._last_end:  # what came before is no part of the first step
+            self._last_end, self.pause_seconds = time.perf_counter(), 0.0
         complete = self._current is not None and len(self._stepped) == len(self.watched)
         if complete and self._between_steps and self._thread == threading.get_ident():
             self.flush()

@@ -70,3 +70,21 @@ def test_clipping_to_infinity_tells_the_norm_and_is_no_limit(daemon: FakeDaemon)
     (seen,) = daemon.wait_for(lambda: daemon.of(StepRecord))
     assert (seen.clip_max_norm, seen.grad_norm_source) == (None, "clip")
     assert seen.grad_norm == pytest.approx(float(norm))
+
+
+def test_the_first_step_of_a_loop_with_closures_took_some_time(daemon: FakeDaemon) -> None:
+    setup = make()
+    run = sentinel.attach(setup.model, setup.optimizer)
+    inputs, targets = next(iter(loader()))
+
+    def evaluate() -> torch.Tensor:
+        loss = nn.functional.cross_entropy(setup.model(inputs), targets)
+        loss.backward()
+        return loss
+
+    with run.phase("eval"):
+        threading.Event().wait(0.2)  # longer than the step: were it taken off, nothing would be left
+    setup.optimizer.step(evaluate)
+    run.detach()
+    (seen,) = daemon.wait_for(lambda: daemon.of(StepRecord))
+    assert seen.step_seconds > 0.0
