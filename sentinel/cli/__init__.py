@@ -28,6 +28,7 @@ COMMANDS = {
     "postmortem": Listed("sentinel.cli.postmortem", "Explain a run: what happened, what was done, what it cost."),
     "export": Listed("sentinel.cli.export", "Write every record of a run as JSON lines or CSV."),
     "dashboards": Listed("sentinel.cli.dashboards", "Grafana dashboards and alert rules: write, push, annotate."),
+    "alerts": Listed("sentinel.cli.alerts", "List alerts and what became of them, or test a channel."),
     "ctl": Listed("sentinel.cli.ctl", "Ask a live run to pause, resume, roll back or stop."),
     "db": Listed("sentinel.cli.db", "Look at the run database, or bring it to the schema of this version."),
     "doctor": Listed("sentinel.cli.doctor", "Check this machine: what works, what does not, and why."),
