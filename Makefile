@@ -38,6 +38,7 @@ bench: $(READY)  ## speed, as ratios against a named floor
 docs: $(READY)  ## write the generated documents again
 	$(BIN)/python -m sentinel.respond.kinds > docs/kinds.md
 	$(BIN)/python -m tests.generated_docs
+	$(BIN)/python -m tests.docker.settings_file
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,0 +1,1 @@
+"""The files of docker/: valid for their tools, and their commands run here."""
