@@ -17,7 +17,7 @@ GRAFANA = common.DataSourceRef(type_val="grafana", uid="-- Grafana --")
 SCHEMA_VERSION = 42
 WIDTH_UNITS = 24  # of Grafana's grid
 LINES_UNITS = 8  # height of a panel with lines
-STAT_UNITS = 4
+STAT_UNITS = 4  # height and width of a number
 
 RANKS = '{run_id="$run_id", rank=~"$rank"}'
 RUN = '{run_id="$run_id"}'
@@ -42,6 +42,18 @@ class Look(NamedTuple):
 
 
 PLAIN = Look()
+
+
+class Verdict(NamedTuple):
+    """The colours of a number: below `limit`, and from there on."""
+
+    below: str
+    limit: float
+    above: str
+
+
+ANY_IS_BAD = Verdict("green", 1, "red")
+NONE_IS_BAD = Verdict("red", 1, "green")
 
 
 def lines(title: str, text: str, queries: list[Query], look: Look = PLAIN) -> Panel:
@@ -72,16 +84,20 @@ def lines(title: str, text: str, queries: list[Query], look: Look = PLAIN) -> Pa
     return panel
 
 
-def number(title: str, text: str, query: Query, unit: str = "short", columns: int = 4) -> Panel:
-    """The latest value, large."""
+def number(title: str, text: str, query: Query, verdict: Verdict | None = None) -> stat.Panel:
+    """The latest value, large; without a verdict in the colour of text."""
+    steps = [models.Threshold(None, "text")]
+    if verdict is not None:
+        steps = [models.Threshold(None, verdict.below), models.Threshold(verdict.limit, verdict.above)]
     return (
         stat.Panel()
         .title(title)
         .description(text)
         .datasource(PROMETHEUS)
-        .unit(unit)
+        .unit("short")
         .height(STAT_UNITS)
-        .span(columns)
+        .span(STAT_UNITS)
+        .thresholds(builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps))
         .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common.BigValueGraphMode.NONE)
         .with_target(_target(query, 0))
@@ -122,6 +138,7 @@ def page(title: str, uid: str, text: str, sections: list[Section]) -> builders.D
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .time("now-1h", "now")
         .refresh("10s")
+        .link(_to_other_pages())
         .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     )
     built.with_variable(_variable("run_id", "Run", "label_values(sentinel_rank_up, run_id)"))
@@ -141,11 +158,15 @@ def finished(built: builders.Dashboard) -> models.Dashboard:
     result.schema_version = SCHEMA_VERSION
     for identifier, panel in enumerate(result.panels or [], 1):
         panel.id_val = identifier
-    variables = None if result.templating is None else result.templating.list_val
-    for variable in variables or []:
+    for variable in result.templating.list_val or []:
         # The SDK says them of every variable; they belong to those of the type "interval".
         variable.auto = variable.auto_count = variable.auto_min = None
     return result
+
+
+def _to_other_pages() -> builders.DashboardLink:
+    link = builders.DashboardLink("Sentinel").type(models.DashboardLinkType.DASHBOARDS).tags(["sentinel"])
+    return link.icon("external link").include_vars(True).keep_time(True)
 
 
 def _variable(name: str, label: str, query: str) -> builders.QueryVariable:

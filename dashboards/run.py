@@ -4,7 +4,9 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.parts import (
+    ANY_IS_BAD,
     GRAFANA,
+    NONE_IS_BAD,
     PROMETHEUS,
     RANKS,
     RUN,
@@ -42,9 +44,9 @@ def _now() -> list[Panel]:
     applied = Query('sum(sentinel_actions_total{run_id="$run_id", outcome="applied"})', "applied")
     return [
         number("Step", "Number of the latest update attempt.", Query(f"max(sentinel_step{RANKS})", "step")),
-        number("Ranks up", "Ranks that have not ended.", Query(f"sum(sentinel_rank_up{RUN})", "ranks")),
+        number("Ranks up", "Ranks that have not ended.", Query(f"sum(sentinel_rank_up{RUN})", "ranks"), NONE_IS_BAD),
         number("Loss", "Mean of the chosen ranks.", Query(f"avg(sentinel_loss{RANKS})", "loss")),
-        number("Incidents open", "Of every kind.", open_now),
+        number("Incidents open", "Of every kind.", open_now, ANY_IS_BAD),
         number("Incidents in total", "Since the daemon started.", in_total),
         number("Actions applied", "Reflexes and turns.", applied),
     ]

@@ -1,8 +1,21 @@
 """The dashboard of sentinel itself: does it keep up, does it lose anything, what does it cost."""
 
+from grafana_foundation_sdk.models.common import BigValueTextMode
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.parts import RANKS, Look, Panel, Query, Section, finished, lines, number, page
+from dashboards.parts import (
+    ANY_IS_BAD,
+    NONE_IS_BAD,
+    RANKS,
+    Look,
+    Panel,
+    Query,
+    Section,
+    finished,
+    lines,
+    number,
+    page,
+)
 
 UID = "sentinel-itself"
 _OFTEN = "[$__rate_interval]"
@@ -13,6 +26,7 @@ def page_of_sentinel() -> Dashboard:
         Section("Daemons", _daemons()),
         Section("Record", _record()),
         Section("Degraded", _degraded()),
+        Section("Alerts", _alerts()),
         Section("Cost", _cost()),
     ]
     text = "Sentinel's own health: queues, drops, lag, troubles and what it costs the loop."
@@ -20,17 +34,18 @@ def page_of_sentinel() -> Dashboard:
 
 
 def _daemons() -> list[Panel]:
+    runs = Query("count(count by (run_id) (sentinel_rank_up == 1))", "runs")
+    kept = Query("min(sentinel_record_kept)", "kept")
+    dropped = Query("sum(sentinel_records_dropped_total)", "dropped")
+    disabled = Query("sum(sentinel_parts_disabled_total)", "disabled")
+    versions = Query("count by (version) (sentinel_build_info)", "{{version}}")
     return [
-        number("Daemons", "That answer a scrape.", Query("count(sentinel_build_info)", "daemons")),
-        number(
-            "Runs",
-            "With a rank that has not ended.",
-            Query("count(count by (run_id) (sentinel_rank_up == 1))", "runs"),
-        ),
-        number("Record kept", "1 while every database takes writes.", Query("min(sentinel_record_kept)", "kept")),
-        number("Records dropped", "By ranks, counted.", Query("sum(sentinel_records_dropped_total)", "dropped")),
-        number("Parts disabled", "Detectors and sinks.", Query("sum(sentinel_parts_disabled_total)", "disabled")),
-        number("Versions", "Of the daemons.", Query("count by (version) (sentinel_build_info)", "{{version}}")),
+        number("Daemons", "That answer a scrape.", Query("count(sentinel_build_info)", "daemons"), NONE_IS_BAD),
+        number("Runs", "With a rank that has not ended.", runs),
+        number("Record kept", "1 while every database takes writes.", kept, NONE_IS_BAD),
+        number("Records dropped", "By ranks, counted.", dropped, ANY_IS_BAD),
+        number("Parts disabled", "Detectors and sinks.", disabled, ANY_IS_BAD),
+        number("Versions", "Of the daemons.", versions).text_mode(BigValueTextMode.NAME),
     ]
 
 
@@ -70,6 +85,15 @@ def _degraded() -> list[Panel]:
         lines("Rejected connections", "By reason.", [Query(rejected, "{{reason}}")], Look(least=0)),
         lines("Parts disabled", "Since the daemon started.", [Query(disabled, "{{instance}}")], Look(least=0)),
         lines("Ranks up", "1 while the rank has not ended.", [Query(f"sentinel_rank_up{RANKS}")], Look(least=0)),
+    ]
+
+
+def _alerts() -> list[Panel]:
+    attempts = f"sum by (channel, outcome) (increase(sentinel_alerts_total{_OFTEN}))"
+    due = "sum by (channel) (sentinel_alerts_due)"
+    return [
+        lines("Alerts due", "Not yet delivered.", [Query(due, "{{channel}}")], Look(least=0)),
+        lines("Attempts to send", "By outcome.", [Query(attempts, "{{channel}} {{outcome}}")], Look(least=0)),
     ]
 
 

@@ -43,11 +43,10 @@ class Server:
     deadline_seconds: float = 60.0  # of a whole push, however the server drips
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise MisuseError(f"--url is {self.url!r}; it must be like http://localhost:3000 or https://host/grafana")
-        if parts.username is not None or parts.password is not None:
+        if "@" in self.url:
             raise MisuseError("--url names a user; a token in --token-file says who pushes")
+        if not _is_plain(self.url):
+            raise MisuseError(f"--url is {self.url!r}; it must be like http://localhost:3000 or https://host/grafana")
 
 
 class Note(NamedTuple):
@@ -155,6 +154,20 @@ def _annotate_one(face: GrafanaFace, note: Note, there: Mapping[str, Any] | None
 
 
 # ---------------------------------------------------------------- the connection
+
+
+def _is_plain(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # brackets that do not match, a port that is no number
+        return False
+    return (
+        parts.scheme in {"http", "https"}
+        and bool(parts.hostname)
+        and port != 0
+        and not (parts.query or parts.fragment)
+    )
 
 
 def _within_deadline(server: Server, work: Callable[[GrafanaFace], T]) -> T:

@@ -157,7 +157,10 @@ def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
         read_token(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("url", ["localhost:3000", "ftp://host", "http://", "http://host/?a=b", "http://host/#x"])
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:3000", "ftp://host", "http://", "http://host/?a=b", "http://host/#x", "http://[a", "http://a:b"],
+)
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(MisuseError, match="it must be like"):
         Server(url, TOKEN)

@@ -29,6 +29,9 @@ DROPPED = 'sentinel_records_dropped_total{run_id="r", rank="0", reason="outbox_f
 DAEMON = 'up{job="sentinel", instance="a:1"}'
 KEPT = 'sentinel_record_kept{instance="a:1"}'
 DISABLED = 'sentinel_parts_disabled_total{instance="a:1"}'
+DUE = 'sentinel_alerts_due{instance="a:1", channel="slack"}'
+FAILED = 'sentinel_alerts_total{instance="a:1", channel="slack", outcome="failed"}'
+RETRIED = 'sentinel_alerts_total{instance="a:1", channel="slack", outcome="retried"}'
 NAN = "NaN+0x40"  # forty samples that are NaN, as a scrape may deliver
 
 
@@ -94,13 +97,19 @@ CASES = [
     firing("SentinelPartsDisabled", "a detector failed", {DISABLED: "0x20 1x20", LOSS: NAN}),
     silent("SentinelPartsDisabled", "none did", {DISABLED: "0x40", LOSS: NAN}),
     silent("SentinelPartsDisabled", "the number is NaN", {DISABLED: NAN}),
+    firing("SentinelAlertsDue", "the receiver is down", {DUE: "0x10 3x30", LOSS: NAN}),
+    silent("SentinelAlertsDue", "the receiver is slow", {DUE: "0x10 3x5 0x3 3x5 0x3 3x5"}),
+    silent("SentinelAlertsDue", "the number is NaN", {DUE: NAN}),
+    firing("SentinelAlertsFailed", "the receiver refuses", {FAILED: "0x25 2x20", LOSS: NAN}),
+    silent("SentinelAlertsFailed", "they are tried again", {FAILED: "0x40", RETRIED: "0+1x40"}),
+    silent("SentinelAlertsFailed", "the counter is NaN", {FAILED: NAN}),
 ]
 
 
-def test_promtool_finds_eight_rules_and_nothing_wrong() -> None:
+def test_promtool_finds_ten_rules_and_nothing_wrong() -> None:
     checked = promtool("check", "rules", str(RULES))
     assert checked.returncode == 0, checked.stderr
-    assert "8 rules found" in checked.stdout
+    assert "10 rules found" in checked.stdout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.says}")
