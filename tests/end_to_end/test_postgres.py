@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 
 from tests import postgres_server
@@ -81,3 +82,35 @@ def test_the_password_is_shown_nowhere(left: Left) -> None:
     files = [path for path in left.home.path.rglob("*") if path.is_file()]
     written = [path.read_text(errors="replace") for path in files]
     assert not [text for text in (*said, *written) if left.password in text]
+
+
+def test_a_database_that_goes_away_for_a_while_costs_no_record(tmp_path: Path) -> None:
+    with postgres_server.running() as server, server.database() as url:
+        (tmp_path / "url").write_text(url)
+        name = url.rpartition("/")[2]
+        with Home(tmp_path, SENTINEL_STORE__URL_FILE=str(tmp_path / "url")) as home:
+            job = home.start("steady")
+            job.said("trains")
+            daemon = until(lambda: _address(home), 20.0, "the run is in the database")
+            server.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS false')
+            server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+            until(lambda: _is_ready(daemon) == 503, 20.0, "the daemon says that it cannot write")
+            server.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS true')
+            until(lambda: _is_ready(daemon) == 200, 20.0, "the daemon writes again")
+            job.tell("stop")
+            end = job.finish()
+            until(lambda: not home.daemons(), 30.0, "the daemon has left")
+            found = json.loads(home.cli("postmortem", "--json").stdout)
+    (books,) = found["conservation"]
+    assert (found["run"]["status"], found["run"]["steps"]) == ("completed", end["step"])
+    assert books["produced"] == books["stored"] > end["step"]
+    assert [action for incident in found["incidents"] for action in incident["actions"]] == []
+
+
+def _is_ready(daemon: str) -> int:
+    return httpx.get(f"{daemon}/-/ready", timeout=30.0).status_code
+
+
+def _address(home: Home) -> str:
+    runs = json.loads(home.cli("runs", "--json").stdout)
+    return runs[0]["url"] or "" if runs else ""
