@@ -3,11 +3,11 @@
 import pytest
 
 from tests.client.conftest import daemon, home
-from tests.hooks.frameworks import FRAMEWORKS, Framework
+from tests.hooks.frameworks import FRAMEWORKS, Framework, load
 
 __all__ = ["daemon", "home"]
 
 
-@pytest.fixture(params=FRAMEWORKS, ids=lambda framework: framework.name)
+@pytest.fixture(params=FRAMEWORKS)
 def framework(request) -> Framework:
-    return request.param()
+    return load(request.param)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import sentinel
 from tests.end_to_end.scripts import stage
 
-FINE, NAN, RAISES = 0, 1, 2  # what a batch does to its backward or forward
+FINE, NAN, RAISES, NAN_LOSS = 0, 1, 2, 3  # what a batch does to its backward or forward
 
 
 class DataGoneError(Exception):
@@ -29,6 +29,7 @@ class Lesson:
     clip: float | None = None
     rows: int = 8
     nan_at: frozenset[int] = frozenset()  # micro-batches whose gradients are NaN, with a finite loss
+    nan_loss_at: int = -1  # the micro-batch whose loss is NaN, and so its gradients
     raises_at: int = -1  # the micro-batch whose forward raises
     poison: range = range(0)  # micro-batches with wrong targets
     evaluate_every: int = 0  # updates; 0: never
@@ -48,12 +49,19 @@ class Lesson:
             targets = inputs[:, :4].sum(1, keepdim=True)
             targets = targets + self.noise * torch.randn(self.rows, 1, generator=generator)
             targets = -40.0 * targets if number in self.poison else targets
-            fault = RAISES if number == self.raises_at else NAN if number in self.nan_at else FINE
+            fault = self._fault(number)
             rows += [
                 {"inputs": one, "targets": wanted, "fault": torch.tensor(fault)}
                 for one, wanted in zip(inputs, targets, strict=True)
             ]
         return rows
+
+    def _fault(self, number: int) -> int:
+        if number == self.raises_at:
+            return RAISES
+        if number == self.nan_loss_at:
+            return NAN_LOSS
+        return NAN if number in self.nan_at else FINE
 
 
 class Pupil(nn.Module):
@@ -78,6 +86,9 @@ class Pupil(nn.Module):
         if fault == NAN:
             self.nan_fired += 1
             output.register_hook(lambda gradient: gradient * float("nan"))
+        if fault == NAN_LOSS:
+            self.nan_fired += 1
+            output.mul_(float("nan"))
 
 
 class Parts(NamedTuple):

@@ -15,7 +15,7 @@ from sentinel.records import PhaseNote, RunEnd, RunStart, SnapshotNote, StepReco
 from sentinel.testing import FakeDaemon
 from sentinel.vocabulary import Action, Quality, UpdateResult
 from tests.client.training import equal, weights
-from tests.hooks.frameworks import Framework
+from tests.hooks.frameworks import Framework, Training
 from tests.hooks.lesson import DataGoneError, Lesson, make, raw_loop
 
 SERIES = ("loss", "grad_norm", "lr", "clip_max_norm")
@@ -30,7 +30,7 @@ def records(daemon: FakeDaemon) -> list[StepRecord]:
 def taught(framework: Framework, lesson: Lesson, folder: Path, **options: Any) -> tuple[Any, Any]:
     """(callback, parts) after the framework has taught the lesson."""
     parts, callback = make(lesson), framework.callback(**options)
-    framework.train(lesson, parts, folder, callback)
+    framework.train(Training(lesson, parts, folder, callback))
     return callback, parts
 
 
@@ -84,6 +84,17 @@ def test_a_nan_gradient_is_skipped_before_it_reaches_the_weights(
     assert callback.run is None
 
 
+def test_a_nan_loss_is_recorded_as_it_was_whatever_the_framework_shows_in_its_log(
+    daemon: FakeDaemon, framework: Framework, tmp_path: Path
+) -> None:
+    lesson = Lesson(nan_loss_at=6, clip=0.5)
+    _, parts = taught(framework, lesson, tmp_path)
+    assert parts.model.nan_fired == 1
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in parts.model.state_dict().values())
+    broken = [record for record in records(daemon) if not math.isfinite(record.loss)]
+    assert [(record.step, record.result) for record in broken] == [(7, UpdateResult.REFLEX)]
+
+
 def test_a_healthy_run_has_the_same_weights_with_and_without_us(
     daemon: FakeDaemon, framework: Framework, tmp_path: Path
 ) -> None:
@@ -113,7 +124,7 @@ def test_a_rollback_restores_weights_and_schedule_and_training_goes_on(
     threads: list[threading.Thread] = []
     parts = make(lesson)
     callback = framework.callback(settings={"snapshot": {"every_steps": 4}})
-    updates = framework.train(lesson, parts, tmp_path, callback, at_update)
+    updates = framework.train(Training(lesson, parts, tmp_path, callback, at_update))
     threads[0].join()
     (ack,) = acks
     assert (ack.state, ack.target_step, ack.lr_aligned) == ("applied", 8, True)
@@ -136,7 +147,7 @@ def test_a_stop_ends_training_in_order(daemon: FakeDaemon, framework: Framework,
             threads[0].start()
             daemon.wait_for(lambda: run._inbox.turn)
 
-    updates = framework.train(lesson, make(lesson), tmp_path, framework.callback(), at_update)
+    updates = framework.train(Training(lesson, make(lesson), tmp_path, framework.callback(), at_update))
     threads[0].join()
     assert updates == 6
     (end,) = daemon.wait_for(lambda: daemon.of(RunEnd))
@@ -154,7 +165,7 @@ def test_evaluation_is_a_phase(daemon: FakeDaemon, framework: Framework, tmp_pat
         return forward(**batch)
 
     parts.model.forward = watched
-    framework.train(lesson, parts, tmp_path, callback)
+    framework.train(Training(lesson, parts, tmp_path, callback))
     assert set(phases) >= {(True, "train"), (False, "eval")}
     assert (True, "eval") not in phases
     records(daemon)
@@ -166,7 +177,7 @@ def test_training_that_raises_is_a_failed_run(daemon: FakeDaemon, framework: Fra
     lesson = Lesson(raises_at=6)
     callback = framework.callback()
     with pytest.raises(DataGoneError):
-        framework.train(lesson, make(lesson), tmp_path, callback)
+        framework.train(Training(lesson, make(lesson), tmp_path, callback))
     assert callback.run is None
     (end,) = daemon.wait_for(lambda: daemon.of(RunEnd))
     assert (end.status, end.step) == ("failed", 6)
@@ -178,8 +189,8 @@ def test_the_same_callback_can_train_again_after_an_error(
 ) -> None:
     callback = framework.callback()
     with pytest.raises(DataGoneError):
-        framework.train(Lesson(raises_at=2), make(Lesson()), tmp_path, callback)
-    framework.train(Lesson(), make(Lesson()), tmp_path, callback)
+        framework.train(Training(Lesson(raises_at=2), make(Lesson()), tmp_path, callback))
+    framework.train(Training(Lesson(), make(Lesson()), tmp_path, callback))
     ends = daemon.wait_for(lambda: daemon.of(RunEnd) if len(daemon.of(RunEnd)) == 2 else None)
     assert [end.status for end in ends] == ["failed", "completed"]
 
@@ -206,11 +217,13 @@ def test_a_resumed_run_goes_on_at_its_step_and_can_return_to_what_was_loaded(
 ) -> None:
     lesson = Lesson()
     first = make(lesson)
-    framework.train(lesson, first, tmp_path, framework.callback(), save_at=5)
+    framework.train(Training(lesson, first, tmp_path, framework.callback(), save_at=5))
     wanted = records(daemon)[5:]
     daemon.messages.clear()
     second = make(lesson)
-    framework.train(lesson, second, tmp_path, framework.callback(), resume=framework.checkpoint(tmp_path, 5))
+    framework.train(
+        Training(lesson, second, tmp_path, framework.callback(), resume=framework.checkpoint(tmp_path, 5))
+    )
     seen = records(daemon)
     (start,) = daemon.of(RunStart)
     assert start.step == 5
@@ -230,13 +243,13 @@ def test_copies_carry_the_options_and_no_run(daemon: FakeDaemon, framework: Fram
             copies.extend([copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))])
 
     callback = framework.callback(name="copied")
-    framework.train(Lesson(updates=3), make(Lesson()), tmp_path, callback, at_update)
+    framework.train(Training(Lesson(updates=3), make(Lesson()), tmp_path, callback, at_update))
     assert len(copies) == 2
     for one in copies:
         assert one.run is None
         records(daemon)
         daemon.messages.clear()
-        framework.train(Lesson(updates=2), make(Lesson()), tmp_path, one)
+        framework.train(Training(Lesson(updates=2), make(Lesson()), tmp_path, one))
         assert daemon.wait_for(lambda: daemon.of(RunStart))[0].name == "copied"
 
 

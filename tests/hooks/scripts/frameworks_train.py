@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tests.end_to_end.scripts import stage
-from tests.hooks.frameworks import Framework, Lightning, Transformers
+from tests.hooks.frameworks import Training, load
 from tests.hooks.lesson import Lesson, make
 from tests.hooks.scripts import language
 
@@ -58,9 +58,10 @@ class Watch:
         return Truth(model.nan_fired, self.poison_step, updates, self.run.step, stage.is_finite(model))
 
 
-def regression(framework: Framework, folder: Path) -> Truth:
+def regression(name: str, folder: Path) -> Truth:
+    framework = load(name)
     watch, parts = Watch(), make(COURSE)
-    updates = framework.train(COURSE, parts, folder, framework.callback(), watch)
+    updates = framework.train(Training(COURSE, parts, folder, framework.callback(), watch))
     return watch.truth(parts.model, updates)
 
 
@@ -74,8 +75,8 @@ def gpt2(folder: Path) -> Truth:
 
 
 COURSES = {
-    "transformers": lambda folder: regression(Transformers(), folder),
-    "lightning": lambda folder: regression(Lightning(), folder),
+    "transformers": lambda folder: regression("transformers", folder),
+    "lightning": lambda folder: regression("lightning", folder),
     "gpt2": gpt2,
 }
 
