@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from sentinel.demo.plan import Plan
     from sentinel.demo.scenario import Variant
     from sentinel.demo.training import Result
     from sentinel.demo.verdict import Check
@@ -30,34 +31,77 @@ class Where(NamedTuple):
 
     home: Path
     database: str
+    page: Path | None
 
 
 def command(
     out: Annotated[Path, typer.Option("--out", help="Directory for the demo's home: database, logs.")],
     steps: Annotated[int, typer.Option("--steps", help="Update attempts of each run.")] = 240,
     seed: Annotated[int, typer.Option("--seed", help="Of the weights and of the data's order.")] = 0,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Keep the daemon up and training going until Ctrl-C, for a look at page and metrics."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a small character GPT on real text, let it meet a NaN and poisoned data, repair and explain it."""
+    from sentinel.cli.demo_watch import keep_going, sidecar
     from sentinel.demo.plan import Plan
-    from sentinel.demo.scenario import play
-    from sentinel.demo.verdict import judge
+    from sentinel.errors import MisuseError
 
+    if watch and as_json:
+        raise MisuseError("--watch shows a live page to a person and --json ends with one object; give one of them")
     plan = Plan(steps=steps, seed=seed)
     home = out.absolute() / "home"
     shown = console()
+    if not watch:
+        kept = _play(plan, home, shown, as_json=as_json)
+    else:
+        with sidecar(home) as url:
+            _say(shown, f"Live page {url}  metrics {url}/metrics  runs {url}/api/v1/runs\n")
+            kept = _play(plan, home, shown, as_json=False)
+            _say(shown, f"\nTraining goes on, run after run: {url} is live until Ctrl-C.")
+            keep_going(plan, home)
+    if not kept:
+        raise typer.Exit(1)
+
+
+def _play(plan: "Plan", home: Path, shown: "Console", *, as_json: bool) -> bool:
+    """The four runs, and what they showed; whether every promise was kept."""
+    from sentinel.demo.scenario import play
+    from sentinel.demo.verdict import judge
+
     if not as_json:
         _introduce(shown, plan.nan_batch, plan.first_poisoned, plan.poisoned_batches)
     with _progress(shown, plan.steps, quiet=as_json) as watch:
         results = play(plan, home, watch)
-    with _settled(home, list(results.values())[-1].run_id) as (report, database):
+    run_id = list(results.values())[-1].run_id
+    with _settled(home, run_id) as (report, database):
         checks = judge({variant: result.validation_loss for variant, result in results.items()}, report)
+        where = Where(home, database, _page(home, run_id))
         if as_json:
-            print_json(_summary(results, checks, report, Where(home, database)))
+            print_json(_summary(results, checks, report, where))
         else:
-            _show(shown, results, checks, report, Where(home, database))
-    if not all(check.kept for check in checks):
-        raise typer.Exit(1)
+            _show(shown, results, checks, report, where)
+    return all(check.kept for check in checks)
+
+
+def _page(home: Path, run_id: str) -> Path | None:
+    """The postmortem as a page beside the home; None where plotly is not installed."""
+    from importlib.util import find_spec
+
+    from sentinel.postmortem.html_page import write
+    from sentinel.store.history import History
+    from sentinel.store.location import url_of
+
+    if find_spec("plotly") is None:
+        return None
+    path = home.parent / "postmortem.html"
+    with History(url_of(places.find({}, home))) as history:
+        write(history, run_id, path)
+    return path
 
 
 @contextmanager
@@ -143,6 +187,7 @@ def _summary(
         "checks": [check._asdict() for check in checks],
         "home": str(where.home),
         "database": where.database,
+        "page": None if where.page is None else str(where.page),
         "postmortem": report,
     }
 
@@ -162,8 +207,28 @@ def _show(
     for check in checks:
         mark = "[green]kept  [/]" if check.kept else "[bold red]BROKEN[/]"
         shown.print(f"{mark} {check.promise}: {check.seen}")
-    run_id = report["run"]["run_id"]
-    shown.print(f"\nLook again with: sentinel postmortem {run_id} --home {where.home}", markup=False, soft_wrap=True)
+    _tell_more(shown, report["run"]["run_id"], where)
+
+
+def _tell_more(shown: "Console", run_id: str, where: Where) -> None:
+    """How to see all of it."""
+    of_run = f"{run_id} --home {where.home}"
+    page = str(where.page) if where.page else "pip install 'train-sentinel[report]', then sentinel postmortem --html"
+    known = {
+        "The page": page,
+        "This again": f"sentinel postmortem {of_run}",
+        "Every record": f"sentinel export {of_run} --format csv",
+        "All runs": f"sentinel runs --home {where.home}",
+        "Live": f"sentinel demo --watch --out {where.home.parent}",
+        "In Grafana": "sentinel dashboards render",
+    }
+    _say(shown, "\nSee all of it")
+    for name, how in known.items():
+        _say(shown, f"  {name:13} {how}")
+
+
+def _say(shown: "Console", line: str) -> None:
+    shown.print(line, markup=False, soft_wrap=True)
 
 
 def _side_by_side(results: "Mapping[Variant, Result]") -> "Table":

@@ -44,13 +44,9 @@ Watcher = Callable[[Variant, int, float], None]  # run, step, loss
 
 def play(plan: Plan, home: Path, watch: Watcher) -> dict[Variant, Result]:
     """Train every variant. What sentinel records goes to `home`."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the same everywhere, and the other core is the daemon's
-    try:
+    with _one_thread():
         text = load_text(plan)
         return {variant: _one(variant, text, plan, home, watch) for variant in Variant}
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _one(variant: Variant, text: Text, plan: Plan, home: Path, watch: Watcher) -> Result:
@@ -59,6 +55,33 @@ def _one(variant: Variant, text: Text, plan: Plan, home: Path, watch: Watcher) -
         return train(
             text, plan, setup.faults, lambda step, loss: watch(variant, step, loss), protected=setup.protected
         )
+
+
+def again(plan: Plan, home: Path, watch: Watcher, enough: Callable[[], bool]) -> None:
+    """Train the protected run over and over, so that there is something to look at, until `enough()`."""
+    setup = SETUPS[Variant.PROTECTED]
+    with _one_thread(), _home(home):
+        text = load_text(plan)
+        while not enough():
+            train(
+                text,
+                plan,
+                setup.faults,
+                lambda step, loss: watch(Variant.PROTECTED, step, loss),
+                protected=True,
+                enough=enough,
+            )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The same everywhere, and the other core is the daemon's."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

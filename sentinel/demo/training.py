@@ -45,8 +45,16 @@ def load_text(plan: Plan) -> Text:
     return Text(*corpus.split(numbers), vocabulary)
 
 
-def train(text: Text, plan: Plan, faults: Faults, watch: Watcher, *, protected: bool) -> Result:
-    """Train from the same start on the same data; `protected`: with sentinel attached."""
+def train(
+    text: Text,
+    plan: Plan,
+    faults: Faults,
+    watch: Watcher,
+    *,
+    protected: bool,
+    enough: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train from the same start on the same data; `protected`: with sentinel attached. Ends early once `enough()`."""
     started = time.perf_counter()
     torch.manual_seed(plan.seed)
     model = CharacterGPT(text.vocabulary, plan.shape)
@@ -69,7 +77,7 @@ def train(text: Text, plan: Plan, faults: Faults, watch: Watcher, *, protected: 
         attempts, fired = attempts + 1, fired + struck
         step = run.step if run else step + 1
         watch(step, float(loss.detach()))
-        if step >= plan.steps:
+        if step >= plan.steps or enough():
             break
     if run:
         run.detach()

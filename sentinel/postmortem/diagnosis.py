@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sentinel.postmortem.series import Column, Series, Span
-from sentinel.postmortem.wording import counted
+from sentinel.postmortem.wording import NONFINITE_WORDS, counted
 from sentinel.vocabulary import Action, Outcome, UpdateResult
 
 LOOKBACK_STEPS = 20  # before the onset, where a forerunner is looked for
@@ -35,6 +35,7 @@ class Link(StrEnum):
 
 class Verdict(StrEnum):
     POINTS = "points here"
+    SHOWS = "shows it"  # a symptom, not a cause
     CLEARS = "not it"
     UNKNOWN = "unknown"
 
@@ -108,7 +109,7 @@ def _gradient(scene: _Scene) -> Clue:
         return Clue(Link.GRADIENT, Verdict.UNKNOWN, "No gradient norm was recorded.")
     bad = [index for index in range(_first_look(scene), scene.last + 1) if index in column.nonfinite]
     if bad:
-        return Clue(Link.GRADIENT, Verdict.POINTS, _nonfinite_gradient(scene, column, bad))
+        return Clue(Link.GRADIENT, Verdict.SHOWS, _nonfinite_gradient(scene, column, bad))
     usual = _usual(scene, "grad_norm")
     if usual is None:
         return Clue(
@@ -121,12 +122,12 @@ def _gradient(scene: _Scene) -> Clue:
         return Clue(Link.GRADIENT, Verdict.CLEARS, text)
     value = column.at(rise) or 0.0
     height = f"to {value:.3g}, {value / usual.level:.1f} times the median of {usual.level:.3g}"
-    return Clue(Link.GRADIENT, Verdict.POINTS, f"{_who_rose_first(scene, rise)}: {height}.")
+    return Clue(Link.GRADIENT, Verdict.SHOWS, f"{_who_rose_first(scene, rise)}: {height}.")
 
 
 def _nonfinite_gradient(scene: _Scene, column: Column, bad: Sequence[int]) -> str:
     steps, series = scene.series.steps, scene.series
-    text = f"The gradient norm was {column.nonfinite[bad[0]]} at step {steps[bad[0]]}"
+    text = f"The gradient norm was {NONFINITE_WORDS[column.nonfinite[bad[0]]]} at step {steps[bad[0]]}"
     text += f" and on {counted(len(bad) - 1, 'more step', 'more steps')}" if len(bad) > 1 else ""
     before = column.at(bad[0] - 1) if bad[0] > scene.span.start else None
     text += f"; one step earlier it was {before:.3g}, so nothing announced it" if before is not None else ""
@@ -158,14 +159,15 @@ def _learning_rate(scene: _Scene) -> Clue:
     first = max(_first_look(scene), scene.span.start + 1)
     pairs = [
         (index, before, now)
-        for index in range(first, scene.last + 1)
+        for index in range(first, scene.onset + 1)
         if (before := column.at(index - 1)) and (now := column.at(index)) is not None
     ]
     if not pairs:
-        return Clue(Link.LEARNING_RATE, Verdict.UNKNOWN, "No learning rate was recorded around it.")
+        return Clue(Link.LEARNING_RATE, Verdict.UNKNOWN, "No learning rate was recorded before it.")
     index, before, now = max(pairs, key=lambda pair: pair[2] / pair[1])
     if now / before >= _LR_JUMP and steps[index] > 2:
-        when = _before_onset(steps[index], scene.onset_step)
+        ahead = scene.onset - index
+        when = f"{counted(ahead, 'step', 'steps')} before it began" if ahead else "when it began"
         text = f"The learning rate jumped from {before:.3g} to {now:.3g} at step {steps[index]}, {when}."
         return Clue(Link.LEARNING_RATE, Verdict.POINTS, text)
     start, end = pairs[0][1], pairs[-1][2]
@@ -173,7 +175,7 @@ def _learning_rate(scene: _Scene) -> Clue:
         f"stayed at {end:.3g}" if math.isclose(start, end, rel_tol=1e-6) else f"went from {start:.3g} to {end:.3g}"
     )
     return Clue(
-        Link.LEARNING_RATE, Verdict.CLEARS, f"The learning rate {moved} in the steps around it, without a jump."
+        Link.LEARNING_RATE, Verdict.CLEARS, f"The learning rate {moved} in the steps before it, without a jump."
     )
 
 
@@ -259,8 +261,8 @@ def _conclusion(clues: Sequence[Clue]) -> str:
         cleared = [str(clue.link) for clue in clues if clue.verdict is Verdict.CLEARS]
         also = f" The {' and the '.join(cleared)} gave no sign." if cleared else ""
         return f"Most likely the data: it ended once that data was left out.{also}"
-    if Link.GRADIENT in points:
-        return "It showed in the gradient first; the records do not tell what put it there."
+    if any(clue.verdict is Verdict.SHOWS for clue in clues):
+        return "It showed in the gradient; the records do not tell what put it there."
     return "The records do not tell where it came from."
 
 
@@ -300,9 +302,3 @@ def _first_above(scene: _Scene, column: Column, usual: _Usual) -> int | None:
         if is_high and sum(following) * 2 > len(following):
             return _first_look(scene) + place
     return None
-
-
-def _before_onset(step: int, onset: int) -> str:
-    if step < onset:
-        return f"{counted(onset - step, 'step', 'steps')} before it began"
-    return "when it began" if step == onset else f"{counted(step - onset, 'step', 'steps')} after it began"

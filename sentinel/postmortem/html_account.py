@@ -12,7 +12,11 @@ from sentinel.postmortem.wording import duration, kind_words
 
 MOST_SNAPSHOTS = 40
 MOST_TROUBLES = 20
-_SECRET = re.compile(r"secret|token|passw|credential|api_?key|private_?key|auth", re.IGNORECASE)
+# Whole words: `max_tokens` and `tokenizer` are no secrets.
+_SECRET = re.compile(
+    r"(?<![a-z])(secret|token|passw(or)?d|passphrase|credentials?|auth|(api|private|access)[-_]?key)(?![a-z])",
+    re.IGNORECASE,
+)
 _HIDDEN = "(hidden)"
 
 

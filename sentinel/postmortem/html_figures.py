@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sentinel.postmortem.html_marks import Marks
 from sentinel.postmortem.html_points import Stretch, stretches, thin
 from sentinel.postmortem.series import Column, Series
+from sentinel.postmortem.wording import NONFINITE_WORDS
 
 Figure = dict[str, Any]
 
@@ -132,7 +133,7 @@ def _nonfinite(bad: Sequence[tuple[Line, Stretch]], series: Series) -> Figure:
     text: list[str | None] = []
     for line, stretch in bad:
         first, last = series.steps[stretch.first], series.steps[stretch.last]
-        words = "/".join(stretch.words)
+        words = " or ".join(NONFINITE_WORDS[word] for word in stretch.words)
         where = f"step {first}" if stretch.steps == 1 else f"steps {first} to {last}"
         for place in dict.fromkeys((stretch.first, stretch.last)):
             x.append(place + 1)

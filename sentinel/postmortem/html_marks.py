@@ -1,6 +1,6 @@
 """Find where on the plots incidents, rollbacks and actions stand. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -55,30 +55,40 @@ class Marks(NamedTuple):
         return around
 
 
-def marks_of(report: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]], series: Series) -> Marks:
-    """`decisions`: the rows of `History.actions`, which know their generation."""
-    bands = [_band(incident, series) for incident in report["incidents"]]
+def marks_of(
+    report: Mapping[str, Any],
+    decisions: Sequence[Mapping[str, Any]],
+    findings: Sequence[Mapping[str, Any]],
+    series: Series,
+) -> Marks:
+    """`decisions` and `findings`: the rows of `History`, which know their generation."""
     deeds = [_deed(row, series) for row in decisions if row["action"] != Action.NONE]
     return Marks(
-        tuple(band for band in bands if band is not None),
+        tuple(_bands(report["incidents"], findings, series)),
         tuple(_turns(series)),
         tuple(deed for deed in deeds if deed is not None),
     )
 
 
-def _band(incident: Mapping[str, Any], series: Series) -> Band | None:
-    where = (incident["attempt"], incident["generation"])
-    first = series.index_of(*where, incident["onset_step"])
-    last = series.index_of(*where, max(incident["first_step"], incident["onset_step"]))
-    if first is None or last is None:
-        return None
-    # An incident's last step may lie in a later generation; there it is looked for from the newest on.
-    span = series.span(*where)
-    assert span is not None
-    if incident["last_step"] <= series.steps[span.end - 1]:
-        last = max(last, series.index_of(*where, incident["last_step"]) or last)
-    words = f"{kind_words(incident['kind'])}, {incident['severity']} {incident['tier']}: {incident['summary']}"
-    return Band(first, max(first, last), incident["severity"], words)
+def _bands(
+    incidents: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]], series: Series
+) -> Iterator[Band]:
+    """One per incident and generation in which it was found: it may come back after a rollback."""
+    stretches: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for row in (*incidents, *findings):
+        is_finding = "incident_id" in row
+        first, last = row["onset_step"], row["step"] if is_finding else row["first_step"]
+        key = (row["incident_id"] if is_finding else row["id"], row["attempt"], row["generation"])
+        before = stretches.get(key, (first, last))
+        stretches[key] = (min(before[0], first), max(before[1], last))
+    for incident in incidents:
+        words = f"{kind_words(incident['kind'])}, {incident['severity']} {incident['tier']}: {incident['summary']}"
+        for (incident_id, *where), ends in stretches.items():
+            if incident_id != incident["id"]:
+                continue
+            first, last = (series.index_of(where[0], where[1], step) for step in ends)
+            if first is not None and last is not None:
+                yield Band(first, last, incident["severity"], words)
 
 
 def _deed(row: Mapping[str, Any], series: Series) -> Deed | None:

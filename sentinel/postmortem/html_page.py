@@ -20,13 +20,19 @@ from sentinel.postmortem.html_markup import Html, element, joined, raw
 from sentinel.postmortem.html_story import story, verdict
 from sentinel.postmortem.html_timeline import timeline
 from sentinel.postmortem.report import report
-from sentinel.postmortem.series import SIGNALS, Series, series_of
-from sentinel.postmortem.wording import kind_words
+from sentinel.postmortem.series import Series, series_of
 from sentinel.store.history import History
 from sentinel.store.strict_json import dumps
 
 _WIDE = frozenset({"loss", "grad_norm"})
-_PLOTTED = frozenset(SIGNALS) - {"data_position", "memory_allocated_bytes", "memory_reserved_bytes", "loss_scale"}
+_EXPECTED = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "lr": "learning rate",
+    "step_seconds": "step time",
+    "memory_peak_bytes": "device memory",
+    "host_memory_bytes": "host memory",
+}  # signals whose absence is told
 
 
 class Material(NamedTuple):
@@ -35,6 +41,7 @@ class Material(NamedTuple):
     report: Mapping[str, Any]
     provenance: Mapping[str, Any]
     decisions: Sequence[Mapping[str, Any]]
+    findings: Sequence[Mapping[str, Any]]
     troubles: Sequence[Mapping[str, Any]]
     series: Series
     place: str  # the database, as a person may see it
@@ -59,6 +66,7 @@ def material(history: History, run_id: str) -> Material:
         report(history, run_id),
         history.run(run_id),
         history.actions(run_id),
+        history.findings(run_id),
         [row for row in history.events(run_id) if row["kind"] == "trouble"],
         series_of(history, run_id),
         history.place,
@@ -78,7 +86,7 @@ def plotly_script() -> str:
 
 def page(told: Material, plotly: str) -> str:
     """The whole document."""
-    marks = marks_of(told.report, told.decisions, told.series)
+    marks = marks_of(told.report, told.decisions, told.findings, told.series)
     plots = figures(told.series, marks)
     drawn = [timeline(told.report, told.series, marks), *plots] if len(told.series) else []
     scripts = (plotly, _asset("page.js"))
@@ -131,7 +139,7 @@ def _plots(drawn: Sequence[Figure], series: Series) -> Html:
         return element("p", "No step was recorded yet, so there is nothing to plot.", class_="calm")
     boxes = [_box(figure) for figure in drawn if figure["name"] == "timeline" or figure["name"] in _WIDE]
     grid = [_box(figure) for figure in drawn if figure["name"] != "timeline" and figure["name"] not in _WIDE]
-    missing = [kind_words(name) for name in SIGNALS if name in _PLOTTED and not series.columns[name].is_recorded]
+    missing = [label for name, label in _EXPECTED.items() if not series.columns[name].is_recorded]
     switch = element(
         "div",
         element("button", "in the order tried", type="button", data_axis="order", aria_pressed="true"),

@@ -11,7 +11,7 @@ from sentinel.vocabulary import Action, Outcome
 
 MOST_CARDS = 60  # incidents told one by one; the rest is in --json
 _MOST_ACTIONS = 25  # rows of one card
-_VERDICT_MARKS = {Verdict.POINTS: "●", Verdict.CLEARS: "○", Verdict.UNKNOWN: "?"}
+_VERDICT_MARKS = {Verdict.POINTS: "●", Verdict.SHOWS: "◐", Verdict.CLEARS: "○", Verdict.UNKNOWN: "?"}
 _STATUS_WORDS = {
     "completed": "The run completed",
     "running": "The run is going; so far it took",

@@ -6,6 +6,7 @@ from typing import Any
 
 from sentinel.vocabulary import Action, Outcome
 
+NONFINITE_WORDS = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 _INITIALS = {"oom", "gpu", "lr"}
 _DONE = {
     Action.NONE: "nothing was done",

@@ -65,10 +65,12 @@
   function layout(figure) {
     const grid = { gridcolor: colour("@grid"), zeroline: false, linecolor: colour("@rule"), automargin: true };
     const lanes = figure.lanes;
+    // The wide plots begin at one line, so that a place is below itself.
+    const wide = lanes || (holder(figure).closest(".grid") === null && !narrow.matches);
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 12, color: colour("@quiet") },
-      margin: { l: 46, r: 12, t: 10, b: 34 },
+      margin: { l: wide ? 96 : 46, r: 12, t: 10, b: 34 },
       height: lanes ? 58 + 30 * lanes.length : undefined,
       hovermode: "closest",
       hoverlabel: { bgcolor: colour("@card"), bordercolor: colour("@rule"), font: { color: colour("@ink") }, align: "left" },
@@ -89,10 +91,7 @@
   }
 
   const holder = (figure) => document.getElementById(`plot-${figure.name}`);
-  const config = {
-    responsive: true, displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "pan2d"],
-  };
+  const config = { responsive: true, displaylogo: false, displayModeBar: false };
 
   function draw() {
     for (const figure of data.figures) {

@@ -1,0 +1,124 @@
+"""Runs that a page has to show well: hostile, quiet, nothing but NaN, failed, very long."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from sentinel.postmortem.html_page import Material
+from sentinel.postmortem.series import gather
+from sentinel.records import RunEnd, Trouble
+from sentinel.store.database import Store
+from sentinel.store.timeline import segments
+from sentinel.vocabulary import Kind, RunStatus
+from tests.postmortem.test_diagnosis import row
+from tests.store.building import RUN, START, entries, hello, incident, record, start, url_in
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+STEPS = 60
+
+
+def plain_run(folder: Path, *, name: str = "gpt", status: str = "completed", error: str = "", **first: Any) -> Store:
+    """STEPS steps with every signal; `first`: of the run's start."""
+    store = Store.open(url_in(folder))
+    store.register_rank(hello(), "box", START)
+    memory = {"memory_allocated_bytes": 2**30, "memory_peak_bytes": 2**31, "memory_reserved_bytes": 3 * 2**30}
+    records = [
+        record(
+            step + 1,
+            step,
+            loss=4.0 / step**0.3,
+            grad_norm=1.0 + 0.2 * math.sin(step),
+            lr=1e-3,
+            loss_scale=1024.0,
+            data_wait_seconds=0.01,
+            **memory,
+        )
+        for step in range(1, STEPS + 1)
+    ]
+    store.write(entries(start(name=name, **first), *records), critical=True)
+    end = RunEnd(STEPS + 2, START + STEPS + 2, 0, STEPS, status, error)
+    store.write(entries(end), critical=True)
+    store.end_run(RUN, RunStatus(status), START + STEPS + 2)
+    return store
+
+
+def quiet_run(folder: Path) -> None:
+    plain_run(folder).close()
+
+
+def failing_run(folder: Path) -> None:
+    plain_run(folder, status="failed", error="RuntimeError: the disk is full").close()
+
+
+def hostile_run(folder: Path) -> None:
+    """Every text that comes from a run tries to be markup; two of them look like secrets."""
+    store = plain_run(
+        folder,
+        name=HOSTILE,
+        argv=["train.py", HOSTILE, "--api-key", "hunter2", "--password=hunter2"],
+        config={HOSTILE: HOSTILE, "wandb": {"token": "hunter2"}, "max_tokens": 4711},
+        packages={"torch": HOSTILE},
+        devices=[HOSTILE],
+    )
+    store.save_incident(incident(summary=HOSTILE, cause=HOSTILE, evidence={HOSTILE: HOSTILE}))
+    store.write(entries(Trouble(STEPS + 3, START + 90, 13, "probe", HOSTILE)), critical=False)
+    store.close()
+
+
+def nan_run(folder: Path) -> None:
+    """Loss and gradient are NaN from the first step to the last; the learning rate is infinite."""
+    store = Store.open(url_in(folder))
+    store.register_rank(hello(), "box", START)
+    bad = {"loss": math.nan, "grad_norm": math.nan, "lr": math.inf, "step_seconds": math.nan}
+    records = [record(step + 1, step, **bad) for step in range(1, STEPS + 1)]
+    store.write(entries(start(), *records), critical=True)
+    where = {"first_step": 1, "onset_step": 1, "last_step": STEPS}
+    store.save_incident(incident(Kind.NONFINITE_LOSS, evidence={"value": math.nan}, **where))
+    store.write(entries(RunEnd(STEPS + 2, START + 90, 0, STEPS, "completed")), critical=True)
+    store.end_run(RUN, RunStatus.COMPLETED, START + 90)
+    store.close()
+
+
+def long_run(steps: int, bad: set[int], spike: int) -> Material:
+    """As read from a database, without the minutes that writing one takes."""
+
+    def loss(step: int) -> float:
+        return math.nan if step in bad else 50.0 if step == spike else 2.0 + math.sin(step) / 10
+
+    rows = (row(step, loss=loss(step), host_memory_bytes=10**9 + step) for step in range(1, steps + 1))
+    where = {"attempt": 1, "generation": 0, "onset_step": spike, "first_step": spike, "last_step": spike + 2}
+    words = {
+        "kind": "loss_spike",
+        "severity": "critical",
+        "tier": "T2",
+        "status": "open",
+        "summary": "up",
+        "cause": "",
+    }
+    times = {"opened_at": "2026-01-31T12:00:00.250Z", "resolved_at": None}
+    found = {**where, **words, **times, "id": "i1", "ranks": [0], "evidence": {}, "actions": []}
+    run = {"run_id": RUN, "name": "long", "status": "running", "steps": steps, "attempts": 1, "generations": 1}
+    return Material(
+        report={
+            "run": {**run, "world_size": 1, "started_at": None, "ended_at": None, "error": None},
+            "incidents": [found],
+            "requests": [],
+            "checkpoints": [],
+            "goodput": {"useful_seconds": 1.0, "lost_seconds": 0.0, "ratio": 1.0},
+            "conservation": [],
+        },
+        provenance={
+            "git": {},
+            "host": "box",
+            "devices": ["cpu"],
+            "mode": "protect",
+            "argv": [],
+            "config": {},
+            "packages": {},
+        },
+        decisions=[],
+        findings=[],
+        troubles=[],
+        series=gather(segments([{"attempt": 1, "generation": 0, "target_step": 0}]), rows),
+        place="nowhere",
+    )
