@@ -14,7 +14,11 @@ from tests import generated_docs
 from tests.dashboards import expressions
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((Path(__file__).parent / "schema" / "dashboard.json").read_text(encoding="utf-8"))
+SCHEMAS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in (Path(__file__).parent / "schema").glob("*.json")
+}
+SCHEMA = SCHEMAS["dashboard"]
 EVERYTHING = expressions.of_dashboards() + expressions.of_rules()
 OF_PROMETHEUS = {"instance", "job"}  # labels that a scrape adds
 # Of an annotation from Prometheus. The package's types know those of Grafana's own source only, and say so.
@@ -49,6 +53,16 @@ def test_a_page_is_valid_by_grafanas_own_schema(name: str) -> None:
             annotation.pop(key, None)
     validator = jsonschema.Draft7Validator(SCHEMA)
     assert [(list(error.path), error.message) for error in validator.iter_errors(page)] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_options_of_each_panel_are_valid_for_its_sort(name: str) -> None:
+    for panel in expressions.panels(expressions.pages()[name]):
+        sort, custom = panel["type"], panel["fieldConfig"]["defaults"].get("custom")
+        checked = [(f"{sort}.options", panel["options"])] + ([(f"{sort}.custom", custom)] if custom else [])
+        for schema, value in checked:
+            errors = jsonschema.Draft7Validator(SCHEMAS[schema]).iter_errors(value)
+            assert [(list(error.path), error.message) for error in errors] == [], panel["title"]
 
 
 @pytest.mark.parametrize(
