@@ -5,6 +5,8 @@ import math
 
 from sentinel.errors import SettingsError
 
+_MAY_HOLD_SECRETS = ("notify.", "store.url")
+
 
 def at_least(name: str, value: int, least: int, otherwise: str = "") -> None:
     """Raise SettingsError for a value below `least`; `otherwise` says what else the person may have meant."""
@@ -31,3 +33,8 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(value, choices, n=1)
         hint = f"; did you mean {str(near[0])!r}?" if near else ""
         raise SettingsError(f"{name} has {value!r}; it must be one of {', '.join(choices)}{hint}")
+
+
+def shown(name: str, value: object) -> str:
+    """A value of the wrong type as an error may repeat it: not at all where it could be a misplaced secret."""
+    return f"of type {type(value).__name__}" if name.startswith(_MAY_HOLD_SECRETS) else repr(value)

@@ -20,6 +20,7 @@ from sentinel.checks import at_least as _at_least
 from sentinel.checks import one_of as _one_of
 from sentinel.checks import positive as _positive
 from sentinel.checks import ratio as _ratio
+from sentinel.checks import shown
 from sentinel.errors import SettingsError
 from sentinel.vocabulary import Action, Mode
 
@@ -330,13 +331,14 @@ def check_keys(tree: Mapping[str, Any], of: type, prefix: str) -> None:
         if not (isinstance(section, type) and is_dataclass(section)):
             continue
         if not isinstance(value, Mapping):
-            raise SettingsError(f"{prefix}{key} is {value!r}; it must be a section ([{prefix}{key}])")
+            name = f"{prefix}{key}"
+            raise SettingsError(f"{name} is {shown(name, value)}; it must be a section ([{name}])")
         check_keys(value, section, f"{prefix}{key}.")
 
 
 def _check_tables(value: Any, of: type, name: str) -> None:
     if not (isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value)):
-        raise SettingsError(f"{name} is {value!r}; it must be a list of tables ([[{name}]])")
+        raise SettingsError(f"{name} is {shown(name, value)}; it must be a list of tables ([[{name}]])")
     for table in value:
         check_keys(table, of, f"{name}.")
 
@@ -389,4 +391,4 @@ def _plain_words(message: str, tree: Mapping[str, Any]) -> str:
     wanted = expected.partition(", got")[0].replace("Expected ", "").replace("`", "")
     if expected.startswith("Invalid enum"):
         wanted = "one of protect, observe, off"
-    return f"{path} is {node!r}; it must be {wanted}"
+    return f"{path} is {shown(path, node)}; it must be {wanted}"

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from sentinel import config
 from sentinel.alert_settings import NotifySettings
+from sentinel.checks import shown
 from sentinel.errors import SettingsError
 from sentinel.vocabulary import Mode
 
@@ -90,4 +91,4 @@ def _in_words(error: ValidationError) -> str:
     if "error" in first.get("ctx", {}):  # raised by the section's own check: it already says everything
         return str(first["ctx"]["error"])
     key = ".".join(str(part) for part in first["loc"])
-    return f"{key} is {first['input']!r}; {first['msg'][:1].lower()}{first['msg'][1:]}"
+    return f"{key} is {shown(key, first['input'])}; {first['msg'][:1].lower()}{first['msg'][1:]}"

@@ -1,7 +1,11 @@
 """One attempt ends within its deadline whatever the receiver does, and tells what to make of it."""
 
 import asyncio
+import socket
+import ssl
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -9,6 +13,7 @@ from sentinel.notify.channel import Delivery, Request
 from sentinel.notify.patience import LONGEST_PAUSE_SECONDS
 from sentinel.notify.sending import MOST_READ_BYTES, Sender
 from sentinel.vocabulary import AlertOutcome
+from tests.conftest import require_service
 from tests.notify.receiver import HUGE_BYTES, Receiver, refusing_url
 
 SECRET = "Bearer hush"  # a header that nobody else may see
@@ -111,3 +116,30 @@ def test_a_receiver_that_asks_for_patience_gets_some(header, wait):
     with Busy() as receiver:
         delivery, _ = deliver(receiver.url)
     assert delivery == Delivery(AlertOutcome.RETRIED, "status 503", wait)
+
+
+def test_a_server_that_cannot_prove_who_it_is_gets_nothing(tmp_path):
+    openssl = require_service("openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    command = [openssl, *words.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with socket.create_server(("127.0.0.1", 0)) as plain, ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(_first_words, plain, context)
+        delivery, _ = deliver(f"https://127.0.0.1:{plain.getsockname()[1]}/hook")
+        assert heard.result(10) == b""
+    assert delivery == Delivery(AlertOutcome.RETRIED, "no connection")
+
+
+def _first_words(plain, context):
+    """What a client says after the handshake; nothing if it leaves during it."""
+    connection, _ = plain.accept()
+    try:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            return secure.recv(1 << 16)
+    except OSError:
+        return b""
+    finally:
+        connection.close()
