@@ -23,7 +23,8 @@ _HIDDEN = "(hidden)"
 def facts(run: Mapping[str, Any], provenance: Mapping[str, Any]) -> Html:
     """What was run, where, with what."""
     git = provenance["git"] or {}
-    commit = str(git.get("commit", "no repository"))[:12] + (" with changes" if git.get("dirty") else "")
+    commit = str(git.get("commit") or "")[:12] or "no repository"
+    commit += ", with changes" if git.get("dirty") else ""
     known: list[tuple[str, object]] = [
         ("status", run["status"]),
         ("steps", f"{run['steps']:,}"),

@@ -92,6 +92,7 @@ def _figure(chart: Chart, lines: Sequence[Line], series: Series, keep: set[int])
         "unit": chart.unit,
         "log": any(_wants_log(series.columns[line.signal]) for line in lines),
         "legend": len(lines) > 1,
+        "empty": not any(series.columns[line.signal].finite(0, len(series)) for line in lines),
         "nonfinite": {label: count for label, count in counted.items() if count},
         "traces": traces,
     }

@@ -79,6 +79,9 @@ def _bands(
         is_finding = "incident_id" in row
         first, last = row["onset_step"], row["step"] if is_finding else row["first_step"]
         key = (row["incident_id"] if is_finding else row["id"], row["attempt"], row["generation"])
+        if not is_finding and (span := series.span(row["attempt"], row["generation"])) and span.end > span.start:
+            # The last step may be of a later generation; this one was bad to its end then.
+            last = max(last, min(row["last_step"], series.steps[span.end - 1]))
         before = stretches.get(key, (first, last))
         stretches[key] = (min(before[0], first), max(before[1], last))
     for incident in incidents:

@@ -17,7 +17,7 @@ from sentinel.postmortem.html_account import account, again, facts
 from sentinel.postmortem.html_figures import Figure, figures
 from sentinel.postmortem.html_marks import Marks, marks_of
 from sentinel.postmortem.html_markup import Html, element, joined, raw
-from sentinel.postmortem.html_story import story, verdict
+from sentinel.postmortem.html_story import ends_nonfinite, story, verdict
 from sentinel.postmortem.html_timeline import timeline
 from sentinel.postmortem.report import report
 from sentinel.postmortem.series import Series, series_of
@@ -115,7 +115,7 @@ def _main(told: Material, drawn: Sequence[Figure]) -> Html:
             "header",
             element("p", "sentinel postmortem", class_="brand"),
             element("h1", run["name"] or "run", " ", element("small", run["run_id"])),
-            element("p", verdict(told.report), class_=f"verdict {_mood(told.report)}"),
+            element("p", verdict(told.report, told.series), class_=f"verdict {_mood(told)}"),
             facts(run, told.provenance),
             class_="top",
         ),
@@ -126,10 +126,10 @@ def _main(told: Material, drawn: Sequence[Figure]) -> Html:
     )
 
 
-def _mood(found: Mapping[str, Any]) -> str:
-    if found["run"]["status"] in {"failed", "lost"}:
+def _mood(told: Material) -> str:
+    if told.report["run"]["status"] in {"failed", "lost"} or ends_nonfinite(told.series):
         return "critical"
-    if any(incident["status"] != "resolved" for incident in found["incidents"]):
+    if any(incident["status"] != "resolved" for incident in told.report["incidents"]):
         return "warning"
     return "good"
 

@@ -20,17 +20,19 @@ _STATUS_WORDS = {
 }
 
 
-def verdict(report: Mapping[str, Any]) -> str:
+def verdict(report: Mapping[str, Any], series: Series) -> str:
     """The whole run in a few sentences."""
     run, incidents, ratio = report["run"], report["incidents"], report["goodput"]["ratio"]
     text = f"{_STATUS_WORDS.get(run['status'], 'The run took')} {counted(run['steps'], 'step', 'steps')}. "
+    text += "Its last loss is not finite. " if ends_nonfinite(series) else ""
     if not incidents:
         return text + "Nothing wrong was found."
     acted = [row for row in incidents if any(act["outcome"] == Outcome.APPLIED for act in row["actions"])]
     still_open = sum(row["status"] == "open" for row in incidents)
     lost = sum(row["status"] == "gave_up" for row in incidents)
     found = counted(len(incidents), "incident", "incidents")
-    text += f"Sentinel found {found} and acted on {len(acted) if len(acted) < len(incidents) else 'each'}"
+    how_many = "each" if len(acted) == len(incidents) > 1 else "it" if acted and len(incidents) == 1 else len(acted)
+    text += f"Sentinel found {found} and {f'acted on {how_many}' if acted else 'took no action'}"
     text += f"; {_are(still_open)} still open" if still_open else ""
     text += f"; {_are(lost)} not resolved" if lost else ""
     text += "; all ended well" if acted and not (still_open or lost) else ""
@@ -178,6 +180,11 @@ def shown(value: object) -> str:
 def moment(time: str | None) -> str:
     """A time of the report for a person."""
     return "not yet" if time is None else f"{time[:10]} {time[11:19]} UTC"
+
+
+def ends_nonfinite(series: Series) -> bool:
+    """Whether the last loss is NaN or infinite."""
+    return len(series) - 1 in series.columns["loss"].nonfinite
 
 
 def _are(number: int) -> str:

@@ -61,7 +61,7 @@ def test_it_tells_what_happened_what_was_done_and_what_it_cost(tmp_path: Path) -
     rolled_back_run(tmp_path).close()
     text = Found(page_of(tmp_path)).text
     for part in (
-        "The run completed 13 steps. Sentinel found 1 incident and acted on each; all ended well. 74% of the time",
+        "The run completed 13 steps. Sentinel found 1 incident and acted on it; all ended well. 74% of the time",
         "Loss spike at step 7 (it began at 6): the run was rolled back to step 4, skipping 3 batches",
         "the loss jumped to 9.1",
         "4 steps taken back (2.00 s), 0.25 s of turns",
@@ -86,7 +86,7 @@ def test_generations_are_told_apart_and_history_is_grey(tmp_path: Path) -> None:
     assert live["steps"] == [1, 2, 3, 4, None, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     assert live["x"] == [1, 2, 3, 4, None, *range(9, 18)]
     assert data["turns"] == [{"x": 8.5, "steps": 8, "words": "rollback to 4"}]
-    assert data["bands"][0]["steps"] == [6, 7]
+    assert data["bands"][0]["steps"] == [6, 8]
 
 
 def test_nothing_is_fetched_and_no_script_runs_but_the_two_that_are_ours(tmp_path: Path) -> None:
@@ -154,6 +154,8 @@ def test_a_run_of_nothing_but_nan_marks_every_step(tmp_path: Path) -> None:
     nan_run(tmp_path)
     found = Found(page_of(tmp_path))
     assert "60 not finite" in found.text
+    assert "Its last loss is not finite. Sentinel found 1 incident and took no action." in found.text
+    assert ("p", {"class": "verdict critical"}) in found.elements
     loss = next(figure for figure in found.data["figures"] if figure["name"] == "loss")
     assert [trace["name"] for trace in loss["traces"]] == ["loss", "not finite"]
     assert loss["traces"][-1]["text"][0] == "loss is NaN at steps 1 to 60, 60 of them"

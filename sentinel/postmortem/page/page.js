@@ -80,7 +80,7 @@
       yaxis: lanes
         ? { ...grid, type: "category", categoryarray: lanes.slice().reverse(), categoryorder: "array", fixedrange: true,
             range: [-0.6, lanes.length - 0.4] }
-        : { ...grid, type: figure.log ? "log" : "linear", exponentformat: figure.unit === "B" ? "SI" : "power",
+        : { ...grid, type: figure.log ? "log" : "linear", exponentformat: figure.unit.length === 1 ? "SI" : "power", showticklabels: !figure.empty,
             ticksuffix: figure.unit.length === 1 ? figure.unit : "", nticks: 6,
             rangemode: figure.log ? "normal" : figure.name === "loss" ? "normal" : "tozero" },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
