@@ -16,7 +16,7 @@ from sentinel.postmortem.wording import NONFINITE_WORDS
 
 Figure = dict[str, Any]
 
-BUCKETS = 1500  # per signal and kind of line; each keeps two points
+BUCKETS = 1000  # per signal and kind of line; each keeps two points
 _LOG_RATIO = 20.0  # a highest value this many times the median is drawn on a logarithmic axis
 
 

@@ -8,8 +8,9 @@ from sentinel.postmortem.series import Series
 from sentinel.postmortem.wording import kind_words
 from sentinel.vocabulary import Action
 
-_KEPT_AROUND = 40  # points on each side of an incident that are always drawn
-_MOST_KEPT = 100  # incidents for which that holds; the first ones
+MOST_SHADED = 150  # incidents that are shaded in the plots; the timeline has them all
+_KEPT_AROUND = 40  # points on each side of an incident's onset that are always drawn ...
+_MOST_KEPT = 1000  # ... with many incidents fewer, so that the page stays small
 
 
 class Band(NamedTuple):
@@ -47,11 +48,10 @@ class Marks(NamedTuple):
     @property
     def keep(self) -> set[int]:
         """Indices that no plot may leave out."""
-        around = {turn.place for turn in self.turns} | {turn.place - 1 for turn in self.turns}
-        around |= {deed.place for deed in self.deeds}
+        around = {place for turn in self.turns for place in (turn.place - 1, turn.place)}
+        each = min(_KEPT_AROUND, _MOST_KEPT // (2 * len(self.bands) or 1))
         for band in self.bands[:_MOST_KEPT]:
-            around |= set(range(band.first - _KEPT_AROUND, band.first + _KEPT_AROUND))
-            around |= {band.last, band.last + 1}
+            around |= {*range(band.first - each, band.first + each), band.first}
         return around
 
 

@@ -15,10 +15,10 @@ from sentinel.errors import PermanentError
 from sentinel.postmortem.diagnosis import diagnose
 from sentinel.postmortem.html_account import account, again, facts
 from sentinel.postmortem.html_figures import Figure, figures
-from sentinel.postmortem.html_marks import Marks, marks_of
+from sentinel.postmortem.html_marks import MOST_SHADED, Marks, marks_of
 from sentinel.postmortem.html_markup import Html, element, joined, raw
 from sentinel.postmortem.html_story import ends_nonfinite, story, verdict
-from sentinel.postmortem.html_timeline import timeline
+from sentinel.postmortem.html_timeline import MOST_DRAWN, timeline
 from sentinel.postmortem.report import report
 from sentinel.postmortem.series import Series, series_of
 from sentinel.store.history import History
@@ -119,7 +119,7 @@ def _main(told: Material, drawn: Sequence[Figure]) -> Html:
             facts(run, told.provenance),
             class_="top",
         ),
-        _plots(drawn, told.series),
+        _plots(drawn, told),
         story(told.report, diagnoses, told.series),
         account(told.report, told.troubles),
         again(run["run_id"], told.place),
@@ -134,12 +134,12 @@ def _mood(told: Material) -> str:
     return "good"
 
 
-def _plots(drawn: Sequence[Figure], series: Series) -> Html:
+def _plots(drawn: Sequence[Figure], told: Material) -> Html:
     if not drawn:
         return element("p", "No step was recorded yet, so there is nothing to plot.", class_="calm")
     boxes = [_box(figure) for figure in drawn if figure["name"] == "timeline" or figure["name"] in _WIDE]
     grid = [_box(figure) for figure in drawn if figure["name"] != "timeline" and figure["name"] not in _WIDE]
-    missing = [label for name, label in _EXPECTED.items() if not series.columns[name].is_recorded]
+    missing = [label for name, label in _EXPECTED.items() if not told.series.columns[name].is_recorded]
     switch = element(
         "div",
         element("button", "in the order tried", type="button", data_axis="order", aria_pressed="true"),
@@ -169,14 +169,18 @@ def _plots(drawn: Sequence[Figure], series: Series) -> Html:
         element("noscript", element("p", "The plots need JavaScript; everything below does not.")),
         boxes,
         element("div", grid, class_="grid"),
-        element("p", _explained(missing), class_="quiet"),
+        element("p", _explained(missing, told), class_="quiet"),
         class_="plots",
     )
 
 
-def _explained(missing: Sequence[str]) -> str:
+def _explained(missing: Sequence[str], told: Material) -> str:
     text = "Of several ranks the loss is the mean, everything else the highest. "
     text += "Drag to zoom all plots, double-click to go back."
+    if len(told.report["incidents"]) > MOST_SHADED:
+        text += f" The first {MOST_SHADED} incidents are shaded; the timeline has them all."
+    for many, what in ((told.report["checkpoints"], "snapshots"), (told.decisions, "actions")):
+        text += f" Of {len(many):,} {what} the timeline shows {MOST_DRAWN}." if len(many) > MOST_DRAWN else ""
     return text + (f" Not recorded: {', '.join(missing)}." if missing else "")
 
 
@@ -199,7 +203,7 @@ def _data(drawn: Sequence[Figure], marks: Marks, series: Series) -> str:
                 "steps": [series.steps[band.first], series.steps[band.last]],
                 "color": f"@{band.severity}",
             }
-            for band in marks.bands
+            for band in marks.bands[:MOST_SHADED]
         ],
         "turns": [{"x": turn.place + 0.5, "steps": turn.step_before, "words": turn.words} for turn in marks.turns],
     }

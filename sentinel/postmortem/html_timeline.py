@@ -1,13 +1,17 @@
 """Describe the timeline: generations, incidents, actions and snapshots, on the axis of the plots below it. Pure."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sentinel.postmortem.html_figures import Figure
 from sentinel.postmortem.html_marks import Band, Deed, Marks
 from sentinel.postmortem.series import Series, Span
+from sentinel.vocabulary import Action, Quality
+
+T = TypeVar("T")
 
 MOST_LANES = 8  # generations with a lane of their own
+MOST_DRAWN = 400  # actions, and snapshots; those that matter most first
 _SYMBOLS = {
     "rollback": "triangle-left",
     "skip_update": "x",
@@ -20,11 +24,11 @@ _SYMBOLS = {
 def timeline(report: Mapping[str, Any], series: Series, marks: Marks) -> Figure:
     """Lanes from top to bottom; empty ones are left out."""
     traces = _generations(series)
-    traces += [_band(band, series) for band in marks.bands]
+    traces += _incidents(marks.bands, series)
     if marks.deeds:
-        traces.append(_deeds(marks.deeds, series))
+        traces.append(_deeds(_some(marks.deeds, lambda deed: deed.action == Action.ROLLBACK), series))
     traces += _snapshots(report["checkpoints"], series)
-    lanes = list(dict.fromkeys(lane for trace in traces for lane in trace["y"]))
+    lanes = list(dict.fromkeys(lane for trace in traces for lane in trace["y"] if lane is not None))
     return {"name": "timeline", "title": "Timeline", "lanes": lanes, "traces": traces}
 
 
@@ -50,9 +54,23 @@ def _lane(span: Span, *, several: bool) -> str:
     return f"attempt {span.attempt}.{span.generation}" if several else f"generation {span.generation}"
 
 
-def _band(band: Band, series: Series) -> Figure:
-    bar = _bar(series, (band.first, band.last), "incidents", band.words)
-    return bar | {"color": f"@{band.severity}", "width": 9, "mode": "lines+markers", "symbol": "diamond", "size": 11}
+def _incidents(bands: Sequence[Band], series: Series) -> Iterator[Figure]:
+    """One trace per severity, however many incidents there are; a gap ends each."""
+    for severity in dict.fromkeys(band.severity for band in bands):
+        bars = [
+            _bar(series, (band.first, band.last), "incidents", band.words)
+            for band in bands
+            if band.severity == severity
+        ]
+        yield {
+            **{key: [item for bar in bars for item in (*bar[key], None)] for key in ("x", "steps", "y", "text")},
+            "name": severity,
+            "color": f"@{severity}",
+            "width": 9,
+            "mode": "lines+markers",
+            "symbol": "diamond",
+            "size": 11,
+        }
 
 
 def _bar(series: Series, ends: tuple[int, int], lane: str, words: str) -> Figure:
@@ -83,7 +101,7 @@ def _deeds(deeds: Sequence[Deed], series: Series) -> Figure:
 def _snapshots(checkpoints: Sequence[Mapping[str, Any]], series: Series) -> list[Figure]:
     placed = [
         (row, place)
-        for row in checkpoints
+        for row in _some(checkpoints, lambda row: row["quality"] in {Quality.BAD, Quality.SUSPECT})
         if (place := series.index_of(row["attempt"], row["generation"], row["step"])) is not None
     ]
     if not placed:
@@ -106,3 +124,11 @@ def _snapshots(checkpoints: Sequence[Mapping[str, Any]], series: Series) -> list
 def _snapshot_words(row: Mapping[str, Any]) -> str:
     held = "held" if row["kept"] else "dropped since"
     return f"{row['tier']} snapshot of step {row['step']}: {row['quality']}, {held} ({row['reason']})"
+
+
+def _some(given: Sequence[T], matters: Callable[[T], bool]) -> list[T]:
+    """At most MOST_DRAWN, in order: first what matters, then the newest of the rest."""
+    if len(given) <= MOST_DRAWN:
+        return list(given)
+    places = sorted(range(len(given)), key=lambda place: (matters(given[place]), place))[-MOST_DRAWN:]
+    return [given[place] for place in sorted(places)]

@@ -92,7 +92,7 @@ def gather(known: Sequence[Segment], rows: Iterable[Mapping[str, Any]]) -> Serie
     not_applied: dict[int, str] = {}
     spans = []
     for (attempt, generation), of_span in groupby(rows, key=lambda row: (row["attempt"], row["generation"])):
-        start, segment = len(steps), limits[attempt, generation]
+        start, segment = len(steps), limits.get((attempt, generation))
         live_end = start
         for step, of_step in groupby(of_span, key=lambda row: row["step"]):
             ranks = list(of_step)
@@ -101,7 +101,8 @@ def gather(known: Sequence[Segment], rows: Iterable[Mapping[str, Any]]) -> Serie
             if skipped:
                 not_applied[len(steps)] = str(skipped[0])
             steps.append(step)
-            live_end = len(steps) if segment.is_live(step) else live_end
+            # A generation that began after `known` was read is the newest, so it counts.
+            live_end = len(steps) if segment is None or segment.is_live(step) else live_end
         spans.append(Span(attempt, generation, start, len(steps), live_end))
     return Series(steps, tuple(spans), columns, not_applied)
 

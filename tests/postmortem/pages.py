@@ -1,6 +1,7 @@
 """Runs that a page has to show well: hostile, quiet, nothing but NaN, failed, very long."""
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -121,4 +122,32 @@ def long_run(steps: int, bad: set[int], spike: int) -> Material:
         troubles=[],
         series=gather(segments([{"attempt": 1, "generation": 0, "target_step": 0}]), rows),
         place="nowhere",
+    )
+
+
+def crowded_run(steps: int, incidents: int, snapshots: int) -> Material:
+    """Every signal with noise in all its digits, an incident everywhere, a snapshot often; three snapshots are BAD."""
+    told = long_run(100, set(), 50)
+    chance = random.Random(0)
+    signals = ("loss", "grad_norm", "lr", "loss_scale", "step_seconds", "data_wait_seconds")
+    memory = ("host_memory_bytes", "memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes")
+
+    def noise() -> dict[str, float]:
+        return {name: 1 + chance.random() for name in signals} | {name: 1e10 * chance.random() for name in memory}
+
+    rows = (row(step, **noise()) for step in range(1, steps + 1))
+    (first,) = told.report["incidents"]
+    every = steps // incidents
+    found = [
+        first | {"id": f"i{number}", "onset_step": step, "first_step": step, "last_step": step, "summary": "up " * 20}
+        for number, step in enumerate(range(1, 1 + every * incidents, every))
+    ]
+    where = {"attempt": 1, "generation": 0, "tier": "ram", "verified": True, "kept": False, "reason": "made room"}
+    kept = [
+        {**where, "step": number * (steps // snapshots), "quality": "BAD" if number in {7, 8, 9} else "GOOD"}
+        for number in range(snapshots)
+    ]
+    return told._replace(
+        report={**told.report, "incidents": found, "checkpoints": kept},
+        series=gather(segments([{"attempt": 1, "generation": 0, "target_step": 0}]), rows),
     )

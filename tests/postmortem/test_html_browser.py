@@ -92,6 +92,7 @@ def test_a_change_of_the_colour_scheme_is_followed_at_once(browser: Browser, tmp
     light = browser.run(colour)
     browser.look_as(View(1280, dark=True))
     browser.until(f"{colour} !== '{light}'")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 27)"
 
 
 def test_a_page_that_asks_the_network_is_noticed(browser: Browser, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sentinel.postmortem.html_page import material, page, write
 from sentinel.records import Trouble
 from sentinel.store.history import History
 from sentinel.store.rows import STEP_COLUMNS
-from tests.postmortem.pages import HOSTILE, failing_run, hostile_run, long_run, nan_run, quiet_run
+from tests.postmortem.pages import HOSTILE, crowded_run, failing_run, hostile_run, long_run, nan_run, quiet_run
 from tests.store.building import RUN, START, entries, hello, rolled_back_run, url_in
 
 MOST_BYTES = 6 * 2**20
@@ -140,6 +140,21 @@ def test_two_hundred_thousand_steps_fit_and_no_incident_is_lost(tmp_path: Path) 
     at = live["steps"].index(123_456)
     assert live["y"][at] == 50.0
     assert live["steps"][at - 5 : at + 6] == list(range(123_451, 123_462)), "around an incident every step is drawn"
+
+
+def test_hundreds_of_incidents_and_every_signal_fit_too(tmp_path: Path) -> None:
+    plotly = pytest.importorskip("plotly.offline").get_plotlyjs()
+    text = page(crowded_run(60_000, incidents=400, snapshots=3000), plotly)
+    assert len(text.encode()) <= MOST_BYTES
+    found = Found(text.replace(plotly, ""))
+    timeline = found.data["figures"][0]
+    (incidents,) = [trace for trace in timeline["traces"] if trace["name"] == "critical"]
+    assert len([step for step in incidents["steps"] if step is not None]) == 2 * 400
+    assert "The first 150 incidents are shaded" in found.text
+    assert "Of 3,000 snapshots the timeline shows 400" in found.text
+    assert "340 more are in sentinel postmortem --json" in found.text
+    (drawn,) = [trace for trace in timeline["traces"] if trace["name"] == "snapshots"]
+    assert drawn["colors"].count("@bad") == 3, "what matters is drawn first"
 
 
 def test_a_run_without_incidents_says_so(tmp_path: Path) -> None:
