@@ -126,7 +126,7 @@ def long_run(steps: int, bad: set[int], spike: int) -> Material:
 
 
 def crowded_run(steps: int, incidents: int, snapshots: int) -> Material:
-    """Every signal with noise in all its digits, an incident everywhere, a snapshot often; three snapshots are BAD."""
+    """Every signal with noise in all its digits, incidents everywhere, many snapshots; three are BAD."""
     told = long_run(100, set(), 50)
     chance = random.Random(0)
     signals = ("loss", "grad_norm", "lr", "loss_scale", "step_seconds", "data_wait_seconds")
