@@ -98,7 +98,7 @@ def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
 def _rows(batch: Any) -> int | None:
     """The length of the first tensor in a batch of tensors, lists, tuples and mappings; None without one."""
     if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else None
+        return batch.size(0) if batch.ndim else None
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):

@@ -77,7 +77,7 @@ class Pupil(nn.Module):
         output = self.net(inputs)
         if self.training:
             stage.pace(self.pace_seconds)
-            self._misbehave(output, int(fault[0]))
+            self._misbehave(output, int(fault.max()))
         return {"loss": stage.error(output, targets)}
 
     def _misbehave(self, output: Tensor, fault: int) -> None:

@@ -1,11 +1,13 @@
 """The lesson, taught by Lightning's Trainer."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils.data import DataLoader
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, DistributedSampler
 
 from sentinel_hooks.lightning import SentinelCallback
 from tests.hooks.frameworks import Training
@@ -83,7 +85,7 @@ class Lightning:
         return SentinelCallback(**options)
 
     def train(self, training: Training) -> int:
-        lesson = training.lesson
+        lesson, ranks = training.lesson, int(os.environ.get("WORLD_SIZE", "1"))
         trainer = Trainer(
             default_root_dir=training.folder,
             max_epochs=1,
@@ -92,10 +94,12 @@ class Lightning:
             val_check_interval=lesson.evaluate_every * lesson.accumulation or None,
             limit_val_batches=2 if lesson.evaluate_every else 0,
             callbacks=[training.callback, Beat(training, self.checkpoint(training.folder, training.save_at))],
-            **QUIET,
+            **{**QUIET, "devices": ranks},
+            strategy="auto" if ranks == 1 else DDPStrategy(process_group_backend="gloo"),
         )
         data = lesson.data()
-        loader = ResumableLoader(data, batch_size=lesson.rows)
+        dealt = DistributedSampler(data, ranks, int(os.environ["RANK"]), shuffle=False) if ranks > 1 else None
+        loader = ResumableLoader(data, batch_size=lesson.rows, sampler=dealt)
         checks = DataLoader(data[: 2 * lesson.rows], batch_size=lesson.rows)
         trainer.fit(Lecture(training.parts, lr=1e-2), loader, checks, ckpt_path=training.resume)
         return trainer.global_step
