@@ -75,6 +75,30 @@ def test_a_trainer_of_ones_own_whose_train_calls_the_parents_tells_errors_too(
     assert end.status == "failed"
 
 
+def test_each_try_of_a_trainer_that_looks_for_its_batch_size_is_a_run(daemon: FakeDaemon, tmp_path: Path) -> None:
+    class TooLarge(InOrder):
+        tries = 0
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            self.tries += 1
+            if self.tries == 2:
+                raise RuntimeError("CUDA out of memory.")
+            return super().training_step(*args, **kwargs)
+
+    train(Lesson(updates=4), tmp_path, of=TooLarge, auto_find_batch_size=True)
+    ends = daemon.wait_for(lambda: daemon.of(RunEnd) if len(daemon.of(RunEnd)) == 2 else None)
+    assert [end.status for end in ends] == ["failed", "completed"]
+    assert "before it had ended" in ends[0].error
+
+
+def test_the_class_alone_will_do_as_a_callback(daemon: FakeDaemon, tmp_path: Path) -> None:
+    parts, lesson = make(Lesson()), Lesson()
+    arguments = arguments_of(Training(lesson, parts, tmp_path, None))
+    InOrder(model=parts.model, args=arguments, train_dataset=lesson.data(), callbacks=[SentinelCallback]).train()
+    daemon.wait_for(lambda: daemon.of(RunEnd))
+    assert len(daemon.of(StepRecord)) == lesson.updates
+
+
 def test_train_is_replaced_once_however_many_callbacks_there_are() -> None:
     SentinelCallback()
     replaced = Trainer.train
