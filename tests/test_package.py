@@ -42,6 +42,8 @@ def test_the_wheel_carries_both_packages_their_types_and_the_migrations(names: l
     wanted = {
         "sentinel/__init__.py",
         "sentinel/py.typed",
+        "sentinel/postmortem/page/page.css",
+        "sentinel/postmortem/page/page.js",
         "sentinel/client/attach.py",
         "sentinel/_dashboards/run.json",
         "sentinel/_dashboards/sentinel.json",
