@@ -60,7 +60,10 @@ def test_a_hostile_run_is_drawn_like_any_other(browser: Browser, tmp_path: Path)
     browser.open(page_in(tmp_path, hostile_run), VIEWS[1])
     browser.until(DRAWN)
     assert browser.run(PLOTS) == int(browser.run(DRAWN))
-    assert browser.run("document.querySelectorAll('img').length") == 0
+    browser.run("Plotly.Fx.hover('plot-timeline', [{curveNumber: 1, pointNumber: 0}])")
+    browser.until("document.querySelector('.hoverlayer .hovertext') !== null")
+    assert "<img src=x" in browser.run("document.querySelector('.hoverlayer .hovertext').textContent")
+    assert browser.run("document.querySelectorAll('img, .hoverlayer a').length") == 0
     assert (browser.complaints, browser.requests) == ([], [])
 
 
