@@ -126,6 +126,7 @@ def test_a_daemon_killed_before_it_could_send_has_its_alerts_sent_by_the_next(tm
         notifying(tmp_path / "home", receiver.url, SENTINEL_NOTIFY__ATTEMPT_SECONDS="60") as daemon,
     ):
         one_incident(daemon)
+        until(lambda: receiver.received)  # it hangs in the first attempt
         until(lambda: [row["tries"] for row in alerts_of(daemon)] == [1, 0])
         daemon.kill()
         assert states(daemon) == ["due", "due"]
