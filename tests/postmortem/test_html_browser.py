@@ -62,7 +62,7 @@ def test_a_hostile_run_is_drawn_like_any_other(browser: Browser, tmp_path: Path)
     assert browser.run(PLOTS) == int(browser.run(DRAWN))
     browser.run("Plotly.Fx.hover('plot-timeline', [{curveNumber: 1, pointNumber: 0}])")
     browser.until("document.querySelector('.hoverlayer .hovertext') !== null")
-    assert "<img src=x" in browser.run("document.querySelector('.hoverlayer .hovertext').textContent")
+    assert "<script>alert(1)" in browser.run("document.querySelector('.hoverlayer .hovertext').textContent")
     assert browser.run("document.querySelectorAll('img, .hoverlayer a').length") == 0
     assert (browser.complaints, browser.requests) == ([], [])
 
