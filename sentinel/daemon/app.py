@@ -34,7 +34,7 @@ from sentinel.places import Places, make_private
 from sentinel.records import Origin
 from sentinel.store.database import Store
 from sentinel.store.engine import shown, sqlite_file
-from sentinel.store.location import is_elsewhere, url_of
+from sentinel.store.location import is_elsewhere, owner_of, url_of
 from sentinel.vocabulary import Reason
 
 TICK_SECONDS = 0.5
@@ -77,6 +77,7 @@ class _Daemon:
         self._places = places
         self._settings = settings
         self._url = url = url_of(places, settings.store)
+        self._owner = owner_of(places, url)
         if is_elsewhere(places, settings.store):
             _log.warning("the home is on a network file system; the database lies on this node", database=url)
         self._database_file = sqlite_file(url)
@@ -130,7 +131,7 @@ class _Daemon:
             await self._drain(probes)
 
     def _open_store(self) -> Store:
-        store = Store.open(self._url)
+        store = Store.open(self._url, self._owner)
         store.on_incident = self._alerting.announce
         return store
 
@@ -146,7 +147,7 @@ class _Daemon:
         """Go on where an earlier daemon of this home stopped."""
         await self._sessions.resume(await self._writer.after(lambda store: store.running()))
         await self._departures.take_in_spools()
-        for left in await asyncio.to_thread(recovery.unsettled, self._url):
+        for left in await asyncio.to_thread(recovery.unsettled, self._url, self._owner):
             if not (left.committed and left.run_id in self._fleet.runs):
                 await self._abort(left.decision_id)
         await self._writer.flushed()

@@ -14,6 +14,7 @@ from sentinel.records import Ack, Incident, IncidentStatus, Origin, StepRecord
 from sentinel.store import engine as engines
 from sentinel.store.database import Store
 from sentinel.store.intake import read_step
+from sentinel.store.starts import is_ours
 from sentinel.store.tables import acks, attempts, commands, decisions, incidents, ranks, runs, steps
 from sentinel.store.values import from_text
 from sentinel.vocabulary import Action, Mode, Outcome, Reason, RunStatus, UpdateResult
@@ -97,13 +98,18 @@ def paused_by(url: str, run_id: str) -> str:
     return found or ""
 
 
-def unsettled(url: str) -> list[Unsettled]:
-    """Every decision of every run that is still pending."""
+def unsettled(url: str, owner: str = "") -> list[Unsettled]:
+    """Every decision that is still pending, of every run; with `owner` only of those that this daemon looks after."""
     said = select(commands.c.decision_id).where(commands.c.state == "commit")
+    cared_for = (
+        select(ranks.c.rank)
+        .where(ranks.c.run_id == decisions.c.run_id, ranks.c.attempt == decisions.c.attempt, is_ours(owner))
+        .exists()
+    )
     with _reading(url) as connection:
         rows = connection.execute(
             select(decisions.c.id, decisions.c.run_id, decisions.c.id.in_(said)).where(
-                decisions.c.outcome == Outcome.PENDING.value
+                decisions.c.outcome == Outcome.PENDING.value, cared_for
             )
         )
         return [Unsettled(*row) for row in rows]

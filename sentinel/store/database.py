@@ -16,7 +16,7 @@ from sentinel.store import engine as engines
 from sentinel.store import rows, schema, starts
 from sentinel.store.accounts import Accounts
 from sentinel.store.intake import Entry, take_in
-from sentinel.store.starts import Registration
+from sentinel.store.starts import Registration, is_ours
 from sentinel.store.tables import (
     attempts,
     commands,
@@ -56,8 +56,9 @@ class RankState(NamedTuple):
 class Store:
     """Writes, and reads what the writer needs. Not for several threads at once."""
 
-    def __init__(self, url: str, engine: Engine, connection: Connection) -> None:
+    def __init__(self, url: str, engine: Engine, connection: Connection, owner: str) -> None:
         self._url = url
+        self._owner = owner
         self._engine = engine
         self._connection = connection
         self._accounts = Accounts()
@@ -66,11 +67,14 @@ class Store:
         self.on_incident: Callable[[Connection, Incident], None] = _nobody_listens  # in the incident's transaction
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """Open or create, at the newest schema. Raises SchemaTooNewError, PermanentError, TemporaryError."""
+    def open(cls, url: str, owner: str = "") -> Self:
+        """Open or create, at the newest schema. `owner`: whose ranks are ours where several daemons share a database.
+
+        Raises SchemaTooNewError, PermanentError, TemporaryError.
+        """
         engine = schema.open_writer(url)
         with engines.plain_errors(url):
-            return cls(url, engine, engine.connect())
+            return cls(url, engine, engine.connect(), owner)
 
     @property
     def url(self) -> str:
@@ -110,7 +114,7 @@ class Store:
     def register_rank(self, hello: Hello, host: str, time: float) -> Registration:
         """Find or create run, attempt and rank. A new nonce is a new attempt and reopens a run that had ended."""
         with self.transaction(critical=True):
-            registration = starts.register(self._connection, hello, host, time)
+            registration = starts.register(self._connection, hello, host, time, self._owner)
             self._accounts.forget()
             return registration
 
@@ -137,10 +141,10 @@ class Store:
         return found[0] if found else None
 
     def running(self) -> list[RankState]:
-        """Ranks that have not ended, of runs that have not: each rank's latest attempt only."""
+        """Ranks of ours that have not ended, of runs that have not: each rank's latest attempt only."""
         of_running = select(runs.c.run_id).where(runs.c.status == RunStatus.RUNNING.value)
         latest: dict[tuple[str, int], RankState] = {}
-        for state in self._rank_states(ranks.c.run_id.in_(of_running)):
+        for state in self._rank_states(ranks.c.run_id.in_(of_running), is_ours(self._owner)):
             latest[state.origin.run_id, state.origin.rank] = state
         return [state for state in latest.values() if not state.ended]
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import socket
 from pathlib import Path
 
 from sentinel.config import StoreSettings
 from sentinel.errors import SettingsError
 from sentinel.places import Places, is_network, make_private
+from sentinel.store.engine import sqlite_file
 
 DEFAULTS = StoreSettings()
 
@@ -28,6 +30,11 @@ def url_of(places: Places, store: StoreSettings = DEFAULTS) -> str:
 def is_elsewhere(places: Places, store: StoreSettings = DEFAULTS) -> bool:
     """Whether nobody chose a database and it cannot lie in the home."""
     return not (store.url or store.url_file) and _is_remote(places)
+
+
+def owner_of(places: Places, url: str) -> str:
+    """The name of this home's daemon in a database that others may share; "" for a file, which has one daemon."""
+    return "" if sqlite_file(url) else f"{socket.gethostname()}:{places.home}"
 
 
 def _is_remote(places: Places) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, or_, select, true, update
 
 from sentinel.records import Hello, Origin, RunStart
 from sentinel.store.tables import attempts, generations, ranks, runs
@@ -19,8 +19,8 @@ class Registration(NamedTuple):
     generation: int
 
 
-def register(connection: Connection, hello: Hello, host: str, time: float) -> Registration:
-    """Find or create the attempt of this process: its nonce's position among those of the rank."""
+def register(connection: Connection, hello: Hello, host: str, time: float, owner: str) -> Registration:
+    """Find or create the attempt of this process: its nonce's position among those of its rank; now `owner`'s."""
     nonces = list(
         connection.execute(
             select(ranks.c.nonce)
@@ -33,7 +33,12 @@ def register(connection: Connection, hello: Hello, host: str, time: float) -> Re
     else:
         origin = Origin(hello.run_id, len(nonces) + 1, hello.rank)
         _create(connection, origin, hello, host, time)
-    return _welcome_back(connection, origin, hello)
+    return _welcome_back(connection, origin, hello, owner)
+
+
+def is_ours(owner: str) -> ColumnElement[bool]:
+    """The condition on `ranks` that this daemon looks after them, or nobody in particular."""
+    return true() if not owner else or_(ranks.c.owner == owner, ranks.c.owner == "", ranks.c.owner.is_(None))
 
 
 def note_start(connection: Connection, origin: Origin, start: RunStart) -> None:
@@ -93,12 +98,12 @@ def _create(connection: Connection, origin: Origin, hello: Hello, host: str, tim
     upsert(connection, ranks, [row])
 
 
-def _welcome_back(connection: Connection, origin: Origin, hello: Hello) -> Registration:
+def _welcome_back(connection: Connection, origin: Origin, hello: Hello, owner: str) -> Registration:
     run_id, attempt, rank = origin
     of_rank = (ranks.c.run_id == run_id) & (ranks.c.attempt == attempt) & (ranks.c.rank == rank)
     books = connection.execute(select(ranks.c.stored_seq, ranks.c.produced, ranks.c.ended).where(of_rank)).one()
-    if hello.last_seq > books.produced:
-        connection.execute(update(ranks).where(of_rank).values(produced=hello.last_seq))
+    produced = max(hello.last_seq, books.produced)
+    connection.execute(update(ranks).where(of_rank).values(produced=produced, owner=owner))
     if not books.ended:
         # It was given up as lost, and here it is.
         connection.execute(

@@ -64,6 +64,7 @@ ranks = _table(
     _columns(BigInteger, "local_rank pid end_step stored_seq stored produced dropped"),
     _columns(Float, "process_start registered_at ended_at"),
     _columns(Boolean, "ended"),
+    _columns(Text, "owner"),  # the daemon that looks after it (`location.owner_of`); "" and NULL: whoever comes
 )
 
 # The columns after the key are the fields of StepRecord, by name.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -130,3 +131,20 @@ def test_somebody_elses_tables_are_not_touched(url: str) -> None:
 def test_a_url_that_names_no_usable_database_is_misuse(url: str) -> None:
     with pytest.raises(MisuseError, match=r"store\.url"):
         Store.open(url)
+
+
+@pytest.mark.parametrize("revision", schema.REVISIONS[:-1])
+def test_an_older_schema_is_migrated_and_keeps_its_rows(url: str, revision: str) -> None:
+    with schema.open_writer(url).connect() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(schema.MIGRATIONS))
+        config.attributes["connection"] = connection
+        with connection.begin():
+            command.downgrade(config, revision)
+            connection.execute(text("INSERT INTO runs (run_id, status) VALUES ('kept', 'completed')"))
+    assert schema.revision_of(url) == revision
+    store = Store.open(url)
+    assert schema.revision_of(url) == schema.REVISIONS[-1]
+    with store._engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert connection.execute(text("SELECT run_id FROM runs")).all() == [("kept",)]
