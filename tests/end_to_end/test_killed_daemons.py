@@ -4,6 +4,7 @@ import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -113,5 +114,9 @@ def _judge(home: Home, found: dict[str, Any], end: dict[str, Any]) -> None:
     rolled_back = [one for one in found["requests"] if one["outcome"] == "applied"]
     assert found["run"]["generations"] == len(rolled_back) + 1
     skipped = [one["applied_step"] for one in decisions if one["action"] == "skip_update"]
-    assert sorted(skipped) == sorted(end["broken"]), "a reflex was lost"
+    # Where a turn set the gradients aside they reached nobody, and there was nothing to skip.
+    turns = Counter(row["step"] for row in rows if row["result"] == "turn")
+    lost = Counter(end["broken"]) - Counter(skipped)
+    assert Counter(skipped) <= Counter(end["broken"])
+    assert lost <= turns, "a reflex was lost"
     assert "open" not in {incident["status"] for incident in found["incidents"]}
