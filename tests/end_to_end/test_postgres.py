@@ -48,6 +48,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Left]:
         with Home(folder, SENTINEL_STORE__URL=without, PGPASSFILE=str(passwords)) as home:
             job = home.start("steady", "--break-every", "15")
             job.said("trains")
+            until(lambda: _address(home), 60.0, "the daemon has the run")
             job.tell("stop")
             end = job.finish()
             until(lambda: not home.daemons(), 30.0, "the daemon has left")
@@ -91,7 +92,7 @@ def test_a_database_that_goes_away_for_a_while_costs_no_record(tmp_path: Path) -
         with Home(tmp_path, SENTINEL_STORE__URL_FILE=str(tmp_path / "url")) as home:
             job = home.start("steady")
             job.said("trains")
-            daemon = until(lambda: _address(home), 20.0, "the run is in the database")
+            daemon = until(lambda: _address(home), 60.0, "the daemon has the run")
             server.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS false')
             server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
             until(lambda: _is_ready(daemon) == 503, 20.0, "the daemon says that it cannot write")
