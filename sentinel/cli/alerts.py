@@ -101,7 +101,8 @@ def _list(found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     names = ("run_id", "kind", "severity", "condition", "channel", "state", "tries", "reason")
     for name in names:
-        table.add_column(name.removesuffix("_id"), justify="right" if name == "tries" else "left")
+        widest = max(len(row["kind"]) for row in found) if name == "kind" else None  # a closed word, never cut
+        table.add_column(name.removesuffix("_id"), justify="right" if name == "tries" else "left", min_width=widest)
     for row in found:
         table.add_row(*(Text(str("-" if row[name] is None else row[name])) for name in names))
     out.print(table)
