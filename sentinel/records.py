@@ -47,6 +47,28 @@ class _Wire(msgspec.Struct, array_like=True, frozen=True, gc=False, omit_default
 # ---------------------------------------------------------------- rank -> daemon, numbered by `seq`
 
 
+class Sample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What is too dear for every step (`client/sampling`). Ranks sample at the same steps. Absent is None, never 0.
+
+    Under sharding every norm is of this rank's shards: squares add up over the ranks. `group` is a layer group of
+    the model, the same on every rank.
+    """
+
+    group_norms: dict[str, float] | None = None  # group -> L2 of its gradients, before clipping, unscaled
+    histogram: list[int] | None = None  # how many |gradient| values lie in each bucket of `HISTOGRAM_EDGES`
+    zeros: int | None = None  # gradient values that are exactly 0; in no bucket
+    update_norm: float | None = None  # L2 of what the update changed
+    weight_norm: float | None = None  # L2 of the weights before it; update-to-weight ratio = the quotient
+    local_grad_norm: float | None = None  # before the ranks' gradients were averaged: for the gradient noise scale
+    fingerprint: dict[str, int] | None = None  # group -> sum of the bits of its parameters, modulo 2**63
+    expert_load: dict[str, list[float]] | None = None  # router -> share of the choices per expert; sums to 1
+    seconds: float = 0.0  # what taking this sample cost the loop
+
+
+# Upper edges of the buckets of |gradient|, half a decade each; the last bucket, beyond them, is open.
+HISTOGRAM_EDGES = tuple(10.0 ** (exponent / 2) for exponent in range(-24, 9))
+
+
 class StepRecord(_Wire, frozen=True, tag="step"):
     """What one rank saw of one update attempt. Absent is None, never 0. Delivery: telemetry."""
 
@@ -77,6 +99,17 @@ class StepRecord(_Wire, frozen=True, tag="step"):
     clip_max_norm: float | None = None
     optimizers: dict[str, dict[str, float]] | None = None  # per optimizer, only with several
     reported: dict[str, float] | None = None  # other values the user reported
+    forward_seconds: float | None = None  # from the batch's arrival, or the last backward's end, to backward
+    communication_wait_seconds: float | None = None  # waiting for other ranks
+    communication_source: str | None = None  # how that was had: "ddp", "work"
+    grad_norm_local: float | None = None  # under sharding, of this rank's shards: squares add up over the ranks
+    clip_fraction: float | None = None  # share of the last 100 clipped updates whose gradients were made smaller
+    scheduler_steps: int | None = None  # steps of the lr scheduler since the start of the attempt
+    evaluations: int | None = None  # of the closure, for optimizers that take one
+    gradients_absent: int | None = None  # trainable parameters of the optimizers without a gradient
+    flops: float | None = None  # floating point operations of this step on this rank, where known
+    mfu_ratio: float | None = None  # model FLOPs utilisation: flops per second over the device's peak
+    sampled: Sample | None = None  # on the steps that are sampled
 
     delivery = Delivery.TELEMETRY
 

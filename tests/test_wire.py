@@ -54,6 +54,8 @@ def values_of(kind) -> st.SearchStrategy:
     }
     if kind in simple:
         return simple[kind]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return messages(kind)
     return st.none() if kind is type(None) else st.sampled_from(kind)
 
 

@@ -73,7 +73,7 @@ def _write_jsonl(rows: Iterator[Mapping[str, Any]], file: TextIO) -> int:
 
 
 def _write_csv(rows: Iterator[Mapping[str, Any]], file: TextIO) -> int:
-    """Blank is absent; nan, inf and -inf stand as such. `optimizers` and `reported` are JSON."""
+    """Blank is absent; nan, inf and -inf stand as such. `optimizers`, `reported` and `sampled` are JSON."""
     from sentinel.store.rows import STEP_COLUMNS
 
     names = [*(name for name in STEP_COLUMNS if name != "nonfinite"), "live"]

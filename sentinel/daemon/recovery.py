@@ -2,15 +2,15 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
 from sentinel.daemon.rank import Start
-from sentinel.records import Ack, Incident, IncidentStatus, Origin, StepRecord
+from sentinel.records import Ack, Incident, IncidentStatus, Origin, Sample, StepRecord
 from sentinel.store import engine as engines
 from sentinel.store.database import Store
 from sentinel.store.intake import read_step
@@ -73,11 +73,13 @@ def recent_steps(url: str, origin: Origin, most: int) -> list[StepRecord]:
     question = select(steps).where(of_rank, steps.c.generation == newest).order_by(steps.c.step.desc()).limit(most)
     with _reading(url) as connection:
         rows = [read_step(dict(row)) for row in connection.execute(question).mappings()]
-    names = StepRecord.__struct_fields__
-    return [
-        StepRecord(**{**{name: row[name] for name in names}, "result": UpdateResult(row["result"])})
-        for row in reversed(rows)
-    ]
+    return [_record(row) for row in reversed(rows)]
+
+
+def _record(row: Mapping[str, Any]) -> StepRecord:
+    values = {name: row[name] for name in StepRecord.__struct_fields__}
+    sampled = None if row["sampled"] is None else msgspec.convert(row["sampled"], Sample)
+    return StepRecord(**{**values, "result": UpdateResult(row["result"]), "sampled": sampled})
 
 
 def paused_by(url: str, run_id: str) -> str:

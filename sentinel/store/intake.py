@@ -144,7 +144,7 @@ class _Batch:
 def read_step(row: dict[str, Any]) -> dict[str, Any]:
     """A row of `steps` with its non-finite numbers and its structure back."""
     put_back(row)
-    for name in ("optimizers", "reported"):
+    for name in ("optimizers", "reported", "sampled"):
         row[name] = from_text(row[name])
     return row
 

@@ -30,7 +30,7 @@ STEP_COLUMNS = tuple(column.name for column in steps.columns)
 _FIELDS = STEP_COLUMNS[STEP_COLUMNS.index("seq") : -1]
 _take = operator.attrgetter(*_FIELDS)
 _FLOATS = tuple(index for index, name in enumerate(_FIELDS) if steps.columns[name].type.python_type is float)
-_STRUCTURED = tuple(_FIELDS.index(name) for name in ("optimizers", "reported"))
+_STRUCTURED = tuple(_FIELDS.index(name) for name in ("optimizers", "reported", "sampled"))
 _RESULT = _FIELDS.index("result")
 _HOST_MEMORY = _FIELDS.index("host_memory_bytes")
 

@@ -15,7 +15,7 @@ from sentinel.store.tables import metadata
 
 # Every revision in migrations/versions, oldest first; a test compares. With them at hand alembic is loaded only
 # when there is something to migrate.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 MIGRATIONS = Path(__file__).with_name("migrations")
 LOCK_SECONDS = 60.0  # most time to wait for another process that migrates
 _LOCK_KEY = 0x53454E54  # "SENT", the number of our advisory lock on a database server

@@ -82,7 +82,13 @@ steps = _table(
     _columns(BigInteger, "memory_allocated_bytes memory_reserved_bytes memory_peak_bytes host_memory_bytes"),
     _columns(BigInteger, "data_position"),
     _columns(Float, "hook_seconds clip_max_norm"),
-    _columns(Text, "optimizers reported nonfinite"),
+    _columns(Text, "optimizers reported"),
+    _columns(Float, "forward_seconds communication_wait_seconds"),
+    _columns(Text, "communication_source"),
+    _columns(Float, "grad_norm_local clip_fraction"),
+    _columns(BigInteger, "scheduler_steps evaluations gradients_absent"),
+    _columns(Float, "flops mfu_ratio"),
+    _columns(Text, "sampled nonfinite"),
 )
 
 system_samples = _table(
