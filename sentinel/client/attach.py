@@ -19,6 +19,8 @@ from sentinel.client import identity, interception, plain
 from sentinel.client.link import Link
 from sentinel.client.loop import Loop
 from sentinel.client.outbox import Outbox
+from sentinel.client.probes import catalogue
+from sentinel.client.probing import Probing
 from sentinel.client.rank import Rank, current
 from sentinel.client.ring import Ring
 from sentinel.client.run import AttachedRun, Run, exit_status
@@ -139,6 +141,7 @@ def _build(
     run = AttachedRun(
         run_id, mode, loop=loop, ring=ring, outbox=outbox, settings=settings, world_size=rank.world_size
     )
+    loop.probes = Probing(catalogue.build(subject, loop.watched, settings), run.on_trouble)
     process_start, nonce = psutil.Process().create_time(), secrets.token_hex(8)
     outbox.push(_start(run, settings, rank, process_start, described))
     link = Link(

@@ -1,6 +1,7 @@
 """What is known of one update attempt while it goes on, and the record that it becomes."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -86,8 +87,10 @@ class Attempt:
         found |= {f"reported.{name}": value for name, value in self.reported.others.items()}
         return found
 
-    def record(self, numbers: dict[str, float | None], applied: int, skipped: int) -> StepRecord:
-        """The record, from `values()` as floats and the Run's counters after this attempt."""
+    def record(
+        self, numbers: dict[str, float | None], applied: int, skipped: int, fields: Mapping[str, Any]
+    ) -> StepRecord:
+        """The record, from `values()` as floats, the Run's counters after this attempt, and the probes' fields."""
         norms = {name: numbers[f"norm.{name}"] for name in self.measures}
         known = [norm for norm in norms.values() if norm is not None]
         sources = {measure.source for measure in self.measures.values() if measure.source}
@@ -120,6 +123,7 @@ class Attempt:
             clip_max_norm=self.clip_max_norm,
             optimizers=self._per_optimizer(norms, numbers) if len(self.lrs) > 1 else None,
             reported={name: value for name, value in others.items() if value is not None} or None,
+            **fields,
         )
 
     def _per_optimizer(

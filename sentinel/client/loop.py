@@ -22,6 +22,7 @@ from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer, watch
 from sentinel.client.probes.loss import SCALED_BY, scalar_roots
 from sentinel.client.probes.memory import device_memory
+from sentinel.client.probing import Probing
 from sentinel.client.reflex import Reflexes
 from sentinel.client.shield import shielded, untraced
 from sentinel.client.stepping import Stepping
@@ -57,6 +58,7 @@ class Loop:
         self.batches_active: Callable[[], bool] = lambda: False
         self.step_ended: Callable[[int, float | None, UpdateResult], None] = lambda _step, _seconds, _result: None
         self.scaler: Any = subject.scaler
+        self.probes = Probing()
         self._send = send
         self.reflexes = Reflexes(settings.reflex, send, self._names)
         self.watched = watch(subject.optimizers)
@@ -82,6 +84,7 @@ class Loop:
         for watched in self.watched:
             watched.hook(self.before_step, self.after_step)
         self._markers.place(self.watched)
+        self.probes.arm(self.step + 1)
 
     def unhook(self) -> None:
         for watched in self.watched:
@@ -90,6 +93,7 @@ class Loop:
             except ReferenceError:
                 continue
         self._markers.remove()
+        self.probes.close()
 
     def failed(self, where: str, error: Exception) -> None:
         self.on_failure(where, error)
@@ -114,6 +118,7 @@ class Loop:
         attempt.backwards += 1
         attempt.backward_seconds += seconds
         self._latest = attempt
+        self.probes.after_backward(attempt, time.perf_counter())
         roots = scalar_roots(outputs)
         for root in roots:
             reference = getattr(root, SCALED_BY, None)
@@ -137,7 +142,9 @@ class Loop:
             if earlier is not None and not inside and list(earlier.marks) == watched.gradient_marks:
                 continue  # another part of the same gradients is clipped now
             taken = norm.value if norm is not None and overlap == "all" else None
-            attempt.measures[watched.name] = measure(watched, scaling.carried(attempt.scaler, watched.target), taken)
+            divisor = scaling.carried(attempt.scaler, watched.target)
+            attempt.measures[watched.name] = measure(watched, divisor, taken)
+            self.probes.gradients(watched, attempt, divisor)
             attempt.clip_max_norm = max_norm if math.isfinite(max_norm) else None  # Trainer clips to inf for the norm
 
     @shielded
@@ -212,7 +219,8 @@ class Loop:
         else:
             replaced = None
             if attempt.result is not UpdateResult.TURN:
-                self.reflexes.judge(watched, attempt)
+                self._judge(watched, attempt)
+        self.probes.before_update(watched, attempt)
         self._step_started = time.perf_counter()
         return replaced
 
@@ -226,6 +234,7 @@ class Loop:
         if self._current is None or watched in self._void:
             return
         self._current.optimizer_seconds += time.perf_counter() - self._step_started
+        self.probes.after_update(watched, self._current)
         self._close(watched, self._current)
 
     # ------------------------------------------------------------ called by the Run
@@ -264,7 +273,8 @@ class Loop:
         if attempt is None:
             self._reader.poll()
             return
-        self._reader.read(attempt.values(), lambda numbers: self._emit(attempt, numbers))
+        values = attempt.values() | self.probes.values(attempt)
+        self._reader.read(values, lambda numbers: self._emit(attempt, numbers))
 
     def finish(self) -> None:
         """At the end of the Run: everything is sent, waiting for the device if need be."""
@@ -336,6 +346,7 @@ class Loop:
             attempt.step_seconds = max(0.0, now - self._last_end - self.pause_seconds)
         if len(self._stepped) == len(self.watched) or len(self.watched) == 1:
             self.pause_seconds, self._last_end = 0.0, now
+            self.probes.arm(self.step + 1)
         if attempt.result is not UpdateResult.TURN:
             self.step_ended(self.step, attempt.step_seconds, attempt.result)
         attempt.hook_seconds = self.hook_seconds - self._hook_seconds_before
@@ -353,7 +364,8 @@ class Loop:
             self.reflexes.applied()
         else:
             self.skipped += 1
-        self._send(attempt.record(numbers, self.applied, self.skipped))
+        fields = self.probes.fields(attempt, numbers)
+        self._send(attempt.record(numbers, self.applied, self.skipped, fields))
 
     @shielded
     def _after_evaluation(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
@@ -361,9 +373,15 @@ class Loop:
             watched.set_aside()
             return
         if self._stepping.evaluations == 1:
-            self.reflexes.judge(watched, attempt)
+            self._judge(watched, attempt)
         else:
             attempt.measures[watched.name] = measure(watched)
+
+    def _judge(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
+        """Before the reflex looks: gradients that nobody clipped are shown to the probes now."""
+        if watched.name not in attempt.measures:
+            self.probes.gradients(watched, attempt, getattr(watched.target, "grad_scale", None))
+        self.reflexes.judge(watched, attempt)
 
     # ------------------------------------------------------------ who is meant
 
