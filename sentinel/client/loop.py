@@ -131,7 +131,8 @@ class Loop:
 
     @shielded
     def before_clip(self, parameters: list[Tensor], max_norm: float, norm: Any) -> None:
-        holders = frozenset(id(parameter) for parameter in parameters if parameter.grad is not None)
+        holding = [id(parameter) for parameter in parameters if parameter.grad is not None]
+        holders = frozenset(holding)
         for watched in self.watched:
             overlap = watched.overlap(holders)
             if overlap == "none":
@@ -141,7 +142,8 @@ class Loop:
             earlier = attempt.measures.get(watched.name)
             if earlier is not None and not inside and list(earlier.marks) == watched.gradient_marks:
                 continue  # another part of the same gradients is clipped now
-            taken = norm.value if norm is not None and overlap == "all" else None
+            exactly = overlap == "all" and len(holding) == len(holders)  # a tied weight may be named twice
+            taken = norm.value if norm is not None and exactly else None
             divisor = scaling.carried(attempt.scaler, watched.target)
             attempt.measures[watched.name] = measure(watched, divisor, taken)
             self.probes.gradients(watched, attempt, divisor)
