@@ -78,10 +78,12 @@ def _incidents() -> list[Panel]:
     # Only kinds that the run has met: a line at 0 for each kind of the catalogue would hide them.
     met = f"sum by (kind) (sentinel_incidents_total{RUN}) > 0"
     open_by_kind = f"sum by (kind) (sentinel_incidents_open{RUN}) and on (kind) ({met})"
+    critical = f"sum by (kind) (sentinel_critical_incidents_open{RUN}) and on (kind) ({met})"
     total = f"sum by (kind, severity) (sentinel_incidents_total{RUN}) > 0"
     actions = f"sum by (action, outcome) (sentinel_actions_total{RUN}) > 0"
     return [
         lines("Incidents open", "By kind.", [Query(open_by_kind, "{{kind}}")], Look(stacked=True, least=0)),
+        lines("Critical incidents open", "By kind.", [Query(critical, "{{kind}}")], Look(stacked=True, least=0)),
         lines(
             "Incidents in total", "By kind and severity.", [Query(total, "{{kind}} ({{severity}})")], Look(least=0)
         ),

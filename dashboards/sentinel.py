@@ -38,6 +38,8 @@ def _daemons() -> list[Panel]:
     kept = Query("min(sentinel_record_kept)", "kept")
     dropped = Query("sum(sentinel_records_dropped_total)", "dropped")
     disabled = Query("sum(sentinel_parts_disabled_total)", "disabled")
+    going = "count by (instance) (count by (instance, run_id) (sentinel_rank_up == 1))"
+    ended = f"sum by (status) (increase(sentinel_runs_ended_total{_OFTEN}))"
     versions = Query("count by (version) (sentinel_build_info)", "{{version}}")
     return [
         number("Daemons", "That answer a scrape.", Query("count(sentinel_build_info)", "daemons"), NONE_IS_BAD),
@@ -46,6 +48,8 @@ def _daemons() -> list[Panel]:
         number("Records dropped", "By ranks, counted.", dropped, ANY_IS_BAD),
         number("Parts disabled", "Detectors and sinks.", disabled, ANY_IS_BAD),
         number("Versions", "Of the daemons.", versions).text_mode(BigValueTextMode.NAME),
+        lines("Runs going", "With a rank that has not ended.", [Query(going, "{{instance}}")], Look(least=0)),
+        lines("Runs ended", "A run that is started again ends again.", [Query(ended, "{{status}}")], Look(least=0)),
     ]
 
 
