@@ -23,7 +23,7 @@ from sentinel.records import Incident, IncidentStatus
 from sentinel.vocabulary import Action, AlertChannel, AlertOutcome, Kind, Outcome, RunStatus, Severity
 
 _RANK = ("run_id", "rank")
-_ENDED = tuple(status for status in RunStatus if status is not RunStatus.RUNNING)
+_ENDED: tuple[RunStatus, ...] = tuple(status for status in RunStatus if status is not RunStatus.RUNNING)
 _REMEMBERED = 1024  # ranks whose counters go on where they were if they come back
 _GAUGES = {
     "loss": "Loss of the latest step.",
