@@ -47,6 +47,11 @@ class RunSeries:
         self.open: dict[str, tuple[Kind, Severity]] = {}  # as each incident is now: both may change while it is open
         self.actions = dict.fromkeys(itertools.product(Action, Outcome), 0)
 
+    @property
+    def open_kinds(self) -> list[Kind]:
+        """Of the incidents now open, each kind once."""
+        return sorted({kind for kind, _ in self.open.values()})
+
 
 class Metrics(Collector):
     """Cheap to write from the event loop; rendered in another thread."""
