@@ -18,6 +18,7 @@ SCHEMA_VERSION = 42
 WIDTH_UNITS = 24  # of Grafana's grid
 LINES_UNITS = 8  # height of a panel with lines
 STAT_UNITS = 4  # height and width of a number
+STACKED_PERCENT = 70  # how opaque a stacked area is
 
 RANKS = '{run_id="$run_id", rank=~"$rank"}'
 RUN = '{run_id="$run_id"}'
@@ -36,12 +37,16 @@ class Look(NamedTuple):
     """How lines are drawn; the units are Grafana's names."""
 
     unit: str = "short"
-    logarithmic: bool = False
+    log_base: float | None = None  # of a logarithmic axis
     stacked: bool = False
     least: float | None = None  # where the axis starts
+    whole: bool = False  # the axis has no fractions
 
 
 PLAIN = Look()
+COUNT = Look(least=0, whole=True)
+COUNTS = Look(stacked=True, least=0, whole=True)  # that add up to something
+EXACT = "locale"  # Grafana's name of a number with all its digits: 1,400, where "short" says 1.40 K
 
 
 class Verdict(NamedTuple):
@@ -53,6 +58,7 @@ class Verdict(NamedTuple):
 
 
 ANY_IS_BAD = Verdict("green", 1, "red")
+ANY_IS_GOOD = Verdict("text", 1, "green")
 NONE_IS_BAD = Verdict("red", 1, "green")
 
 
@@ -67,18 +73,21 @@ def lines(title: str, text: str, queries: list[Query], look: Look = PLAIN) -> Pa
         .height(LINES_UNITS)
         .span(WIDTH_UNITS // 2)
         .span_nulls(False)
-        .line_width(1)
-        .fill_opacity(30 if look.stacked else 0)
+        # A stacked series that is 0 lies on the one below it: its line would hide that one's colour.
+        .line_width(0 if look.stacked else 1)
+        .fill_opacity(STACKED_PERCENT if look.stacked else 0)
         .show_points(common.VisibilityMode.AUTO)
         .legend(common_builders.VizLegendOptions().show_legend(True).display_mode(common.LegendDisplayMode.LIST))
     )
-    if look.logarithmic:
-        scale = common_builders.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10)
+    if look.log_base is not None:
+        scale = common_builders.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(look.log_base)
         panel.scale_distribution(scale)
     if look.stacked:
         panel.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL))
     if look.least is not None:
         panel.min(look.least)
+    if look.whole:
+        panel.decimals(0)
     for number, query in enumerate(queries):
         panel.with_target(_target(query, number))
     return panel

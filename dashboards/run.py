@@ -5,8 +5,11 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.parts import (
     ANY_IS_BAD,
+    ANY_IS_GOOD,
+    COUNT,
+    COUNTS,
+    EXACT,
     GRAFANA,
-    NONE_IS_BAD,
     PROMETHEUS,
     RANKS,
     RUN,
@@ -39,12 +42,14 @@ def page_of_run() -> Dashboard:
 
 
 def _now() -> list[Panel]:
+    step = Query(f"max(sentinel_step{RANKS})", "step")
+    up = Query(f"sum(sentinel_rank_up{RUN})", "ranks")
     open_now = Query(f"sum(sentinel_incidents_open{RUN})", "open")
     in_total = Query(f"sum(sentinel_incidents_total{RUN})", "in total")
     applied = Query('sum(sentinel_actions_total{run_id="$run_id", outcome="applied"})', "applied")
     return [
-        number("Step", "Number of the latest update attempt.", Query(f"max(sentinel_step{RANKS})", "step")),
-        number("Ranks up", "Ranks that have not ended.", Query(f"sum(sentinel_rank_up{RUN})", "ranks"), NONE_IS_BAD),
+        number("Step", "Number of the latest update attempt.", step).unit(EXACT),
+        number("Ranks up", "Ranks that have not ended.", up, ANY_IS_GOOD),
         number("Loss", "Mean of the chosen ranks.", Query(f"avg(sentinel_loss{RANKS})", "loss")),
         number("Incidents open", "Of every kind.", open_now, ANY_IS_BAD),
         number("Incidents in total", "Since the daemon started.", in_total),
@@ -55,22 +60,17 @@ def _now() -> list[Panel]:
 def _learning() -> list[Panel]:
     nonfinite = f"sum by (what) (increase(sentinel_nonfinite_total{RANKS}{_OFTEN}))"
     results = f"sum by (result) (increase(sentinel_updates_total{RANKS}{_OFTEN}))"
-    magnitude = Look(logarithmic=True)
+    magnitude = Look(log_base=10)
+    powers_of_two = Look(EXACT, log_base=2)  # the scaler halves and doubles
     return [
         lines("Loss", "A gap is a value that was not finite.", [Query(f"sentinel_loss{RANKS}")]),
         lines("Gradient norm", "Global L2, before clipping.", [Query(f"sentinel_grad_norm{RANKS}")], magnitude),
         lines("Learning rate", "Of the latest step.", [Query(f"sentinel_learning_rate{RANKS}")]),
-        lines("Loss scale", "Of the gradient scaler.", [Query(f"sentinel_loss_scale{RANKS}")], magnitude),
-        lines("Not finite", "NaN and infinite values seen.", [Query(nonfinite, "{{what}}")], Look(least=0)),
-        lines("Updates", "Applied, or not and why.", [Query(results, "{{result}}")], Look(stacked=True, least=0)),
-        lines(
-            "Step and generation",
-            "A step that falls is a rollback.",
-            [
-                Query(f"sentinel_step{RANKS}", "step, rank {{rank}}"),
-                Query(f"sentinel_generation{RANKS}", "generation, rank {{rank}}"),
-            ],
-        ),
+        lines("Loss scale", "Of the gradient scaler.", [Query(f"sentinel_loss_scale{RANKS}")], powers_of_two),
+        lines("Not finite", "NaN and infinite values seen.", [Query(nonfinite, "{{what}}")], COUNT),
+        lines("Updates", "Applied, or not and why.", [Query(results, "{{result}}")], COUNTS),
+        lines("Steps", "One that falls is a rollback.", [Query(f"sentinel_step{RANKS}")], Look(EXACT)),
+        lines("Generation", "Grows with every rollback.", [Query(f"sentinel_generation{RANKS}")], COUNT),
     ]
 
 
@@ -78,14 +78,14 @@ def _incidents() -> list[Panel]:
     # Only kinds that the run has met: a line at 0 for each kind of the catalogue would hide them.
     met = f"sum by (kind) (sentinel_incidents_total{RUN}) > 0"
     open_by_kind = f"sum by (kind) (sentinel_incidents_open{RUN}) and on (kind) ({met})"
+    critical = f"sum by (kind) (sentinel_critical_incidents_open{RUN}) and on (kind) ({met})"
     total = f"sum by (kind, severity) (sentinel_incidents_total{RUN}) > 0"
     actions = f"sum by (action, outcome) (sentinel_actions_total{RUN}) > 0"
     return [
-        lines("Incidents open", "By kind.", [Query(open_by_kind, "{{kind}}")], Look(stacked=True, least=0)),
-        lines(
-            "Incidents in total", "By kind and severity.", [Query(total, "{{kind}} ({{severity}})")], Look(least=0)
-        ),
-        lines("Actions", "By outcome.", [Query(actions, "{{action}} {{outcome}}")], Look(least=0)),
+        lines("Incidents open", "By kind.", [Query(open_by_kind, "{{kind}}")], COUNTS),
+        lines("Critical incidents open", "By kind.", [Query(critical, "{{kind}}")], COUNTS),
+        lines("Incidents in total", "By kind and severity.", [Query(total, "{{kind}} ({{severity}})")], COUNTS),
+        lines("Actions", "By outcome.", [Query(actions, "{{action}} {{outcome}}")], COUNTS),
     ]
 
 
@@ -138,7 +138,11 @@ def _from_grafana() -> builders.AnnotationQuery:
 
 
 def _from_prometheus() -> builders.AnnotationQuery:
-    """What Prometheus counted: works without a token, says the kind only."""
-    counted = f"sum by (kind, severity) (increase(sentinel_incidents_total{RUN}[1m])) > 0"
+    """What Prometheus counted: works without a token, says the kind only.
+
+    The window follows the step, of which "5s" is only the least: over long times Grafana takes longer ones (a
+    hundredth of the whole), and a fixed window would miss what happened between two of them.
+    """
+    counted = f"sum by (kind, severity) (increase(sentinel_incidents_total{RUN}{_OFTEN})) > 0"
     query = builders.AnnotationQuery().name("Incidents, counted").datasource(PROMETHEUS).enable(True)
-    return query.icon_color("orange").expr(counted).title_format("{{kind}}").tag_keys("severity").step("10s")
+    return query.icon_color("orange").expr(counted).title_format("{{kind}}").tag_keys("severity").step("5s")

@@ -5,6 +5,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.parts import (
     ANY_IS_BAD,
+    COUNT,
     NONE_IS_BAD,
     RANKS,
     Look,
@@ -38,6 +39,8 @@ def _daemons() -> list[Panel]:
     kept = Query("min(sentinel_record_kept)", "kept")
     dropped = Query("sum(sentinel_records_dropped_total)", "dropped")
     disabled = Query("sum(sentinel_parts_disabled_total)", "disabled")
+    going = "count by (instance) (count by (instance, run_id) (sentinel_rank_up == 1))"
+    ended = f"sum by (status) (increase(sentinel_runs_ended_total{_OFTEN}))"
     versions = Query("count by (version) (sentinel_build_info)", "{{version}}")
     return [
         number("Daemons", "That answer a scrape.", Query("count(sentinel_build_info)", "daemons"), NONE_IS_BAD),
@@ -46,6 +49,8 @@ def _daemons() -> list[Panel]:
         number("Records dropped", "By ranks, counted.", dropped, ANY_IS_BAD),
         number("Parts disabled", "Detectors and sinks.", disabled, ANY_IS_BAD),
         number("Versions", "Of the daemons.", versions).text_mode(BigValueTextMode.NAME),
+        lines("Runs going", "With a rank that has not ended.", [Query(going, "{{instance}}")], COUNT),
+        lines("Runs ended", "A run that is started again ends again.", [Query(ended, "{{status}}")], COUNT),
     ]
 
 
@@ -56,7 +61,7 @@ def _record() -> list[Panel]:
             "Queue",
             "Messages waiting for the database.",
             [Query("sentinel_queue_entries", "{{instance}}")],
-            Look(least=0),
+            COUNT,
         ),
         lines(
             "Lag",
@@ -68,9 +73,9 @@ def _record() -> list[Panel]:
             "Record kept",
             "1 while the database takes writes.",
             [Query("sentinel_record_kept", "{{instance}}")],
-            Look(least=0),
+            COUNT,
         ),
-        lines("Records dropped", "By reason.", [Query(dropped, "rank {{rank}}: {{reason}}")], Look(least=0)),
+        lines("Records dropped", "By reason.", [Query(dropped, "rank {{rank}}: {{reason}}")], COUNT),
     ]
 
 
@@ -79,12 +84,10 @@ def _degraded() -> list[Panel]:
     rejected = f"sum by (reason) (increase(sentinel_rejected_connections_total{_OFTEN}))"
     disabled = "sentinel_parts_disabled_total"
     return [
-        lines(
-            "Troubles", "What ranks said was degraded.", [Query(troubles, "rank {{rank}}: {{what}}")], Look(least=0)
-        ),
-        lines("Rejected connections", "By reason.", [Query(rejected, "{{reason}}")], Look(least=0)),
-        lines("Parts disabled", "Since the daemon started.", [Query(disabled, "{{instance}}")], Look(least=0)),
-        lines("Ranks up", "1 while the rank has not ended.", [Query(f"sentinel_rank_up{RANKS}")], Look(least=0)),
+        lines("Troubles", "What ranks said was degraded.", [Query(troubles, "rank {{rank}}: {{what}}")], COUNT),
+        lines("Rejected connections", "By reason.", [Query(rejected, "{{reason}}")], COUNT),
+        lines("Parts disabled", "Since the daemon started.", [Query(disabled, "{{instance}}")], COUNT),
+        lines("Ranks up", "1 while the rank has not ended.", [Query(f"sentinel_rank_up{RANKS}")], COUNT),
     ]
 
 
@@ -92,8 +95,8 @@ def _alerts() -> list[Panel]:
     attempts = f"sum by (channel, outcome) (increase(sentinel_alerts_total{_OFTEN}))"
     due = "sum by (channel) (sentinel_alerts_due)"
     return [
-        lines("Alerts due", "Not yet delivered.", [Query(due, "{{channel}}")], Look(least=0)),
-        lines("Attempts to send", "By outcome.", [Query(attempts, "{{channel}} {{outcome}}")], Look(least=0)),
+        lines("Alerts due", "Not yet delivered.", [Query(due, "{{channel}}")], COUNT),
+        lines("Attempts to send", "By outcome.", [Query(attempts, "{{channel}} {{outcome}}")], COUNT),
     ]
 
 

@@ -29,6 +29,10 @@ class SchemaTooNewError(PermanentError):
     """The database was written by a newer sentinel; this one must not touch it."""
 
 
+class SchemaTooOldError(PermanentError):
+    """The database was written by an older sentinel and must be upgraded before it can be read."""
+
+
 class NoSuchRunError(SentinelError):
     """No run has that id, prefix or name."""
 

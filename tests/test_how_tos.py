@@ -3,15 +3,22 @@
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
 from sentinel import config
 from sentinel.cli import COMMANDS
+from sentinel.places import find
+from sentinel.records import RunEnd, RunStart
 from sentinel.testing import FakeDaemon
+from sentinel.vocabulary import Action
 from tests.generated_docs import parameters
 from tests.test_docs import ROOT, STEPS, blocks, names
+from tests.waiting import until
 
 PAGES = [*sorted((ROOT / "docs").glob("how-to-*.md")), ROOT / "docker" / "README.md"]
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in PAGES}
@@ -30,6 +37,33 @@ def test_the_code_of_how_to_attach_runs(code: str, tmp_path: Path, monkeypatch: 
         known["run"].detach()
     else:
         assert isinstance(known["daemon"], FakeDaemon)
+
+
+(UNTIL_STOPPED,) = [code for code in LOOPS if "on_stop" in code]
+
+
+def test_the_loop_with_an_end_of_its_own_breaks_when_it_is_told_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _attached_in(tmp_path, monkeypatch) as daemon:
+        known = _that_stops(daemon, apply_at=3)
+        exec(compile(UNTIL_STOPPED, "how-to-attach.md", "exec"), known)
+        assert known["stop_reasons"] == ["enough"]
+        assert known["run"].step < STEPS
+        assert daemon.wait_for(lambda: daemon.of(RunEnd))[0].status == "completed"
+
+
+def test_the_loop_that_catches_its_exception_ends_its_run_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_given: Any) -> None:
+        raise RuntimeError("bad batch")
+
+    with _attached_in(tmp_path, monkeypatch) as daemon:
+        exec(compile(UNTIL_STOPPED, "how-to-attach.md", "exec"), {**names(), "loss_function": fail})
+        assert "training ended: bad batch" in capsys.readouterr().out
+        end = daemon.wait_for(lambda: daemon.of(RunEnd))[0]
+        assert (end.status, "bad batch" in end.error) == ("failed", True)
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -57,3 +91,29 @@ def _words(line: str) -> list[str]:
     words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
     # In a container the command comes after the name of the service.
     return words[words.index("exec") + 2 :] if words[:2] == ["docker", "compose"] and "exec" in words else words
+
+
+def _attached_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
+    """The daemon that a run attached from now on finds."""
+    for name, value in {"SENTINEL_HOME": folder / "home", "XDG_RUNTIME_DIR": folder}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("SENTINEL_DAEMON__AUTOSTART", "false")
+    return FakeDaemon(find({"SENTINEL_HOME": str(folder / "home"), "XDG_RUNTIME_DIR": str(folder)}).socket)
+
+
+def _that_stops(daemon: FakeDaemon, apply_at: int) -> dict[str, Any]:
+    """What a reader has, with a loader that has the run stopped while it yields its second batch."""
+    known = names()
+    loader = known["loader"]
+
+    def stopping() -> Iterator[Any]:
+        for number, batch in enumerate(loader, 1):
+            if number == 2:
+                daemon.wait_for(lambda: daemon.of(RunStart))
+                command = daemon.command(Action.STOP, apply_at=apply_at, reason="enough")
+                Thread(target=lambda: daemon.turn(command), daemon=True).start()
+                until(lambda: known["run"]._inbox.turn, 10.0, "the command has arrived")
+            yield batch
+
+    known["loader"] = stopping()
+    return known

@@ -43,6 +43,9 @@ EXIT_CODES: tuple[tuple[type[errors.SentinelError], int], ...] = (
     (errors.SentinelError, 1),
 )
 
+# Packages that come with another extra than [daemon].
+_EXTRAS = {"torch": "torch", "numpy": "torch", "plotly": "report", "psycopg": "postgres"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. `arguments` default to those of the process."""
@@ -52,9 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.SentinelError as error:
         return _explain(error, as_json="--json" in given)
     except ModuleNotFoundError as error:
-        if (error.name or "sentinel").partition(".")[0] == "sentinel":
+        package = (error.name or "sentinel").partition(".")[0]
+        if package == "sentinel":
             raise
-        print(f"sentinel: {error.name} is not installed; pip install 'train-sentinel[daemon]'", file=sys.stderr)
+        extra = _EXTRAS.get(package, "daemon")
+        print(f"sentinel: {error.name} is not installed; pip install 'train-sentinel[{extra}]'", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # Whoever read our output has seen enough. The interpreter flushes stdout once more when it exits.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sentinel import __version__, config
-from sentinel.errors import NoSuchRunError, SentinelError
+from sentinel.errors import NoSuchRunError, SchemaTooOldError, SentinelError
 from sentinel.places import Places, file_system, is_network
 
 DISTRIBUTION = "train-sentinel"
@@ -161,6 +161,8 @@ def _database(places: Places) -> Iterator[Check]:
             yield Check("database", Status.OK, f"{history.place} holds {len(history.runs())} runs")
     except NoSuchRunError:
         yield Check("database", Status.OK, "none yet; the first run makes it")
+    except SchemaTooOldError as error:
+        yield Check("database", Status.WARNING, str(error))  # whatever runs next upgrades it
 
 
 def _memory(places: Places) -> Iterator[Check]:

@@ -160,6 +160,7 @@ class _Daemon:
 
     async def _close_books(self, run: recovery.Unclosed) -> None:
         await self._writer.after(lambda store: recovery.close_books(store, *run))
+        self._metrics.run_ended(run.status)
 
     async def _tick(self) -> None:
         while True:

@@ -119,6 +119,7 @@ class Departures:
         self._fleet.forget(run)
         self._fleet.last_end = time.monotonic()
         ended_at, outcome = time.time(), _status_of(run)
+        self._metrics.run_ended(outcome)
         self._writer.alone(lambda store: recovery.close_books(store, run.run_id, outcome, ended_at))
 
 

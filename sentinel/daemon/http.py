@@ -162,7 +162,7 @@ async def _page(seen: Seen, _request: Request) -> Response:
         told = status_of(run, seen.dispatcher.in_flight(run.run_id))
         for rank in told["ranks"]:
             rank["gauges"] = seen.metrics.rank(run.run_id, rank["rank"]).gauges
-        told["open"] = sorted(set(seen.metrics.run(run.run_id).open.values()))
+        told["open"] = seen.metrics.run(run.run_id).open_kinds
         runs.append(told)
     return HTMLResponse(page.render(runs, seen.trouble()))
 

@@ -2,6 +2,7 @@
 
 import itertools
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,9 +20,10 @@ import sentinel
 from sentinel.daemon.connection import Rejected
 from sentinel.daemon.series import STEP_BUCKETS_SECONDS, RankSeries
 from sentinel.records import Incident, IncidentStatus
-from sentinel.vocabulary import Action, AlertChannel, AlertOutcome, Kind, Outcome, Severity
+from sentinel.vocabulary import Action, AlertChannel, AlertOutcome, Kind, Outcome, RunStatus, Severity
 
 _RANK = ("run_id", "rank")
+_ENDED: tuple[RunStatus, ...] = tuple(status for status in RunStatus if status is not RunStatus.RUNNING)
 _REMEMBERED = 1024  # ranks whose counters go on where they were if they come back
 _GAUGES = {
     "loss": "Loss of the latest step.",
@@ -42,8 +44,13 @@ class RunSeries:
         self.run_id = run_id
         self.info: dict[str, str] = {}
         self.incidents = dict.fromkeys(itertools.product(Kind, Severity), 0)
-        self.open: dict[str, Kind] = {}
+        self.open: dict[str, tuple[Kind, Severity]] = {}  # as each incident is now: both may change while it is open
         self.actions = dict.fromkeys(itertools.product(Action, Outcome), 0)
+
+    @property
+    def open_kinds(self) -> list[Kind]:
+        """Of the incidents now open, each kind once."""
+        return sorted({kind for kind, _ in self.open.values()})
 
 
 class Metrics(Collector):
@@ -53,6 +60,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.rejected = dict.fromkeys(Rejected, 0)
+        self._runs_ended = dict.fromkeys(_ENDED, 0)
         self.parts_disabled = 0
         self.alerts_due = dict.fromkeys(AlertChannel, 0)
         self._alerts = dict.fromkeys(itertools.product(AlertChannel, AlertOutcome), 0)
@@ -81,9 +89,13 @@ class Metrics(Collector):
         if incident.status is not IncidentStatus.OPEN:
             return run.open.pop(incident.id, None) is not None
         known = incident.id in run.open
-        run.open[incident.id] = incident.kind
+        run.open[incident.id] = (incident.kind, incident.severity)
         run.incidents[incident.kind, incident.severity] += not known
         return not known
+
+    def run_ended(self, status: RunStatus) -> None:
+        """A run is over. A launcher may start it again, and then it ends once more."""
+        self._runs_ended[status] += 1
 
     def action(self, run_id: str, action: Action, outcome: Outcome) -> None:
         self.run(run_id).actions[action, outcome] += 1
@@ -121,10 +133,13 @@ class Metrics(Collector):
         )
         for reason, count in self.rejected.items():
             rejected.add_metric([reason], count)
+        ended = CounterMetricFamily("sentinel_runs_ended", "Runs that ended, by status.", labels=["status"])
+        for status, count in self._runs_ended.items():
+            ended.add_metric([status], count)
         yield from self._of_alerts()
         build = GaugeMetricFamily("sentinel_build_info", "This daemon.", labels=["version", "python"])
         build.add_metric([sentinel.__version__, platform.python_version()], 1)
-        yield from (rejected, build)
+        yield from (rejected, ended, build)
         disabled = "Detectors and sinks that failed and were switched off."
         yield CounterMetricFamily("sentinel_parts_disabled", disabled, self.parts_disabled)
         yield GaugeMetricFamily("sentinel_queue_entries", "Messages waiting for the database.", self.queued())
@@ -204,16 +219,19 @@ def _memory(ranks: list[RankSeries]) -> Metric:
 def _of_runs(runs: list[RunSeries]) -> Iterator[Metric]:
     total = CounterMetricFamily("sentinel_incidents", "Incidents opened.", labels=("run_id", "kind", "severity"))
     held = GaugeMetricFamily("sentinel_incidents_open", "Incidents now open.", labels=("run_id", "kind"))
+    critical = "Incidents now open whose severity now is critical."
+    grave = GaugeMetricFamily("sentinel_critical_incidents_open", critical, labels=("run_id", "kind"))
     actions = CounterMetricFamily("sentinel_actions", "Decisions by outcome.", labels=("run_id", "action", "outcome"))
     info = GaugeMetricFamily("sentinel_run_info", "What the run is.", labels=("run_id", "name", "mode", "world_size"))
     for run in runs:
         for (kind, severity), count in run.incidents.items():
             total.add_metric((run.run_id, kind, severity), count)
-        open_kinds = list(run.open.values())
+        open_now = Counter(list(run.open.values()))
         for kind in Kind:
-            held.add_metric((run.run_id, kind), open_kinds.count(kind))
+            held.add_metric((run.run_id, kind), sum(open_now[kind, severity] for severity in Severity))
+            grave.add_metric((run.run_id, kind), open_now[kind, Severity.CRITICAL])
         for (action, outcome), count in run.actions.items():
             actions.add_metric((run.run_id, action, outcome), count)
         if run.info:
             info.add_metric((run.run_id, run.info["name"], run.info["mode"], run.info["world_size"]), 1)
-    yield from (total, held, actions, info)
+    yield from (total, held, grave, actions, info)

@@ -235,7 +235,7 @@ def _apply_at(connection: Connection, decision_id: str) -> int | None:
 def _reading(url: str) -> Iterator[Connection]:
     engine = engines.reader(url)
     try:
-        with engines.plain_errors(url), engine.connect() as connection, connection.begin():
+        with engines.plain_errors(url, opened=True), engine.connect() as connection, connection.begin():
             yield connection
     finally:
         engine.dispose()

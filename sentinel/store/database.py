@@ -93,7 +93,7 @@ class Store:
             return
         self._inside, self._broken = True, False
         try:
-            with engines.plain_errors(self._url):
+            with engines.plain_errors(self._url, opened=True):
                 engines.set_durability(self._connection, critical=critical)
                 with self._connection.begin():
                     yield

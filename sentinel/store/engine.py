@@ -1,5 +1,6 @@
 """Connect to the run database: one writer that chooses how durable a commit is, and readers that never write."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,18 @@ _MAY_PASS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQL
 
 # The same of PostgreSQL: connection lost, conflicts, no room, lock not had, shutting down or starting, I/O.
 _STATES_MAY_PASS = ("08", "40", "53", "55P03", "57", "58")
+
+# A server that does not let us in: its SQLSTATE, and its words, because libpq keeps the state of a connection that
+# was never made to itself. The words are English unless the server's lc_messages says otherwise; then we try again.
+_NO_LOGIN = (
+    "28",
+    re.compile(
+        r"authentication failed|no password supplied|no pg_hba\.conf entry|pg_hba\.conf rejects"
+        r'|role ".*" (does not exist|is not permitted to log in)|permission denied for database'
+    ),
+)
+_NO_PRIVILEGE = "42501"
+_NO_DATABASE = ("3D000", re.compile(r'database ".*" does not exist'))
 
 _PSYCOPG = "postgresql+psycopg"
 # A server that does not answer must not hold the writer; keepalives notice a peer that vanished.
@@ -92,12 +105,16 @@ def shown(url: str) -> str:
 
 
 @contextmanager
-def plain_errors(url: str) -> Iterator[None]:
-    """Turn a driver's exceptions into TemporaryError or PermanentError, naming the database and a remedy."""
+def plain_errors(url: str, *, opened: bool = False) -> Iterator[None]:
+    """Turn a driver's exceptions into TemporaryError or PermanentError, naming the database and a remedy.
+
+    `opened`: this process has been in the database before. A server that lets it in no longer, as while a password is
+    changed, is then waited for: whatever is in hand must not be lost.
+    """
     try:
         yield
     except DBAPIError as error:
-        raise _plain(error.orig, url, lost=error.connection_invalidated) from error
+        raise _plain(error.orig, url, lost=error.connection_invalidated, opened=opened) from error
     except (sqlite3.Error, OverflowError) as error:
         raise _plain(error, url) from error
 
@@ -188,17 +205,44 @@ def _try_read_only(path: Path, query: str) -> sqlite3.Connection:
     return connection
 
 
-def _plain(error: BaseException | None, url: str, *, lost: bool = False) -> TemporaryError | PermanentError:
+def _plain(
+    error: BaseException | None, url: str, *, lost: bool = False, opened: bool = False
+) -> TemporaryError | PermanentError:
     where = f"the run database {shown(url)}"
     name = getattr(error, "sqlite_errorname", None) or ""
-    if lost or name.startswith(_MAY_PASS) or str(getattr(error, "sqlstate", None) or "").startswith(_STATES_MAY_PASS):
+    state = str(getattr(error, "sqlstate", None) or "")
+    if not name and (refused := _refused(error, state)) is not None:
+        return (TemporaryError if opened else PermanentError)(f"{where} {refused}")
+    if lost or name.startswith(_MAY_PASS) or state.startswith(_STATES_MAY_PASS):
         return TemporaryError(f"{where} does not take this now: {error}")
-    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return PermanentError(
-            f"{where} is damaged or no database ({error}); move it away, or set store.url to another"
-        )
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return PermanentError(f"{where} cannot be opened for writing ({error}); make it writable, or set store.url")
     if not name and type(error).__name__ == "OperationalError":
         return TemporaryError(f"{where} does not answer: {error}")
-    return PermanentError(f"{where} refused a statement: {type(error).__name__}: {error}")
+    return PermanentError(f"{where} {_for_good(error, name, state)}")
+
+
+def _for_good(error: BaseException | None, name: str, state: str) -> str:
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return f"is damaged or no database ({error}); move it away, or set store.url to another"
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return f"cannot be opened for writing ({error}); make it writable, or set store.url"
+    if state == _NO_PRIVILEGE:
+        return f"grants its user too little; grant more, or let one who may run `sentinel db upgrade`: {error}"
+    return f"refused a statement: {type(error).__name__}: {error}"
+
+
+def _refused(error: BaseException | None, state: str) -> str | None:
+    """Why a server did not let us in, and the remedy; None if that is not what happened."""
+
+    def is_of(sort: tuple[str, re.Pattern[str]]) -> bool:
+        if state:
+            return state.startswith(sort[0])
+        return type(error).__name__ == "OperationalError" and sort[1].search(str(error)) is not None
+
+    if is_of(_NO_DATABASE):
+        return f"does not exist ({error}); create it, for example with createdb, or set store.url to another"
+    if is_of(_NO_LOGIN):
+        return (
+            f"refuses the login ({error}); put user and password right in store.url, the file store.url_file or"
+            " PGPASSFILE, or let the server's pg_hba.conf admit this host"
+        )
+    return None

@@ -45,7 +45,9 @@ class History:
     """A read-only view. Every call sees what was committed before it. Usable as a context manager."""
 
     def __init__(self, url: str) -> None:
-        """Raises NoSuchRunError when there is no database yet, SchemaTooNewError, PermanentError."""
+        """Raises NoSuchRunError when there is no database yet, SchemaTooOldError, SchemaTooNewError, PermanentError,
+        TemporaryError.
+        """
         self._url = url
         path = engines.sqlite_file(url)
         if path is not None and not path.exists():

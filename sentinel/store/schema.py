@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from sentinel.errors import PermanentError, SchemaTooNewError, TemporaryError
+from sentinel.errors import PermanentError, SchemaTooNewError, SchemaTooOldError, TemporaryError
 from sentinel.store import engine as engines
 from sentinel.store.tables import metadata
 
@@ -75,9 +75,14 @@ def _check(found: str | None, url: str) -> None:
 
 
 def check_readable(connection: Connection, url: str) -> bool:
-    """Whether there is a schema to read. Raises SchemaTooNewError for a newer one."""
+    """Whether there is a schema to read. Raises SchemaTooNewError and SchemaTooOldError: readers upgrade nothing."""
     found = version_of(connection)
     _check(found, url)
+    if found is not None and found != REVISIONS[-1]:
+        raise SchemaTooOldError(
+            f"the run database {engines.shown(url)} has schema {found!r}, this version reads {REVISIONS[-1]!r};"
+            " run `sentinel db upgrade`, or start a daemon, which upgrades by itself"
+        )
     return found is not None
 
 

@@ -180,6 +180,14 @@ def test_without_the_extra_the_command_says_what_to_install(
     assert "pip install 'train-sentinel[daemon]'" in capsys.readouterr().err
 
 
+def test_without_torch_the_demo_asks_for_its_extra(home: Path) -> None:
+    script = "import sys; sys.modules['torch'] = None; from sentinel.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "demo", "--out", str(home / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "torch is not installed; pip install 'train-sentinel[torch]'" in done.stderr
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sentinel.daemon.metrics import Metrics
 from sentinel.records import Gap, Heartbeat, Incident, IncidentStatus, Reflex, StepRecord
-from sentinel.vocabulary import Action, DropReason, Kind, Outcome, Severity, Tier, UpdateResult
+from sentinel.vocabulary import Action, DropReason, Kind, Outcome, RunStatus, Severity, Tier, UpdateResult
 
 NAN, INF = math.nan, math.inf
 
@@ -59,7 +59,10 @@ def test_counters_exist_at_zero_before_their_first_event(metrics):
     for kind in Kind:
         for severity in Severity:
             assert value(metrics, "sentinel_incidents_total", run_id="r", kind=kind, severity=severity) == 0
+        assert value(metrics, "sentinel_critical_incidents_open", run_id="r", kind=kind) == 0
     assert value(metrics, "sentinel_actions_total", run_id="r", action="rollback", outcome="applied") == 0
+    ended = {labels: count for (name, labels), count in found.items() if name == "sentinel_runs_ended_total"}
+    assert ended == {(("status", status),): 0 for status in ("completed", "failed", "lost")}
 
 
 def test_gauges_show_the_latest_finite_value_and_nothing_else(metrics):
@@ -152,19 +155,64 @@ def test_a_hundred_restarts_make_no_more_series(metrics):
     assert len(scrape(metrics)) == before
 
 
-def test_an_incident_counts_once_however_often_it_changes(metrics):
-    def incident(status: IncidentStatus) -> Incident:
-        return Incident(
-            *("i", "r", 1, 0, Kind.LOSS_SPIKE, Severity.CRITICAL, Tier.T2, (0,), 1, 1, 1, status, "", "", {}, 0.0)
-        )
+def incident(
+    status: IncidentStatus = IncidentStatus.OPEN,
+    severity: Severity = Severity.CRITICAL,
+    kind: Kind = Kind.LOSS_SPIKE,
+    name: str = "i",
+) -> Incident:
+    return Incident(name, "r", 1, 0, kind, severity, Tier.T2, (0,), 1, 1, 1, status, "", "", {}, 0.0)
 
+
+def open_and_critical(metrics: Metrics, kind: str = "loss_spike") -> tuple[float | None, float | None]:
+    return tuple(
+        value(metrics, f"sentinel_{name}", run_id="r", kind=kind)
+        for name in ("incidents_open", "critical_incidents_open")
+    )
+
+
+def test_an_incident_counts_once_however_often_it_changes(metrics):
     for _ in range(3):
-        metrics.incident(incident(IncidentStatus.OPEN))
+        metrics.incident(incident())
     labels = {"run_id": "r", "kind": "loss_spike", "severity": "critical"}
     assert value(metrics, "sentinel_incidents_total", **labels) == 1
-    assert value(metrics, "sentinel_incidents_open", run_id="r", kind="loss_spike") == 1
+    assert open_and_critical(metrics) == (1, 1)
     metrics.incident(incident(IncidentStatus.RESOLVED))
-    assert value(metrics, "sentinel_incidents_open", run_id="r", kind="loss_spike") == 0
+    assert open_and_critical(metrics) == (0, 0)
+
+
+def test_an_open_incident_is_critical_from_when_its_severity_rises_until_it_ends(metrics):
+    metrics.incident(incident(severity=Severity.WARNING))
+    assert open_and_critical(metrics) == (1, 0)
+    metrics.incident(incident(severity=Severity.CRITICAL))
+    assert open_and_critical(metrics) == (1, 1)
+    metrics.incident(incident(IncidentStatus.GAVE_UP))
+    assert open_and_critical(metrics) == (0, 0)
+
+
+def test_a_warning_of_a_kind_that_was_critical_once_is_not_critical(metrics):
+    metrics.incident(incident(name="first"))
+    metrics.incident(incident(IncidentStatus.RESOLVED, name="first"))
+    metrics.incident(incident(severity=Severity.WARNING, name="second"))
+    assert open_and_critical(metrics) == (1, 0)
+
+
+def test_an_open_incident_that_gets_another_kind_is_open_under_that_kind_only(metrics):
+    metrics.incident(incident(kind=Kind.NONFINITE_GRADIENT))
+    metrics.incident(incident(kind=Kind.NONFINITE_LOSS))
+    assert open_and_critical(metrics, "nonfinite_gradient") == (0, 0)
+    assert open_and_critical(metrics, "nonfinite_loss") == (1, 1)
+
+
+def test_ends_of_runs_are_counted_by_status_and_outlive_the_series_of_the_run(metrics):
+    for status in (RunStatus.LOST, RunStatus.COMPLETED, RunStatus.LOST):
+        metrics.run_ended(status)
+    metrics.rank("r", 0).end()
+    scrape(metrics)
+    found = scrape(metrics)
+    assert not [labels for _, labels in found if ("run_id", "r") in labels]
+    counts = {status: found["sentinel_runs_ended_total", (("status", status),)] for status in ("completed", "lost")}
+    assert counts == {"completed": 1, "lost": 2}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -1,6 +1,7 @@
 """What an earlier daemon left open is closed with the run."""
 
 import math
+import urllib.request
 from pathlib import Path
 
 from sentinel.daemon import recovery
@@ -41,3 +42,5 @@ def test_a_run_whose_last_word_is_stored_is_closed_by_the_next_daemon(tmp_path: 
         until(lambda: history.run(RUN)["status"] == "failed", 10.0, "the run is closed")
         assert history.run(RUN)["ended_at"] == START + 40
         assert [row["status"] for row in history.incidents(RUN)] == ["gave_up"]
+        with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=5) as reply:
+            assert 'sentinel_runs_ended_total{status="failed"} 1.0' in reply.read().decode()

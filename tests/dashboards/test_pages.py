@@ -125,6 +125,13 @@ def test_an_expression_names_only_metrics_and_labels_that_exist(asked: expressio
             assert labels - series[metric] - OF_PROMETHEUS == set(), metric
 
 
+def test_a_window_follows_the_step_so_that_nothing_falls_between_two_points() -> None:
+    """The longer the time that is looked at, the further apart Grafana asks, for marks too."""
+    windows = [window for asked in expressions.of_dashboards() for window in re.findall(r"\[(.*?)\]", asked.expr)]
+    assert len(windows) > 1
+    assert set(windows) == {"$__rate_interval"}
+
+
 def test_every_metric_is_on_a_page_or_on_no_page_for_a_reason() -> None:
     shown = {
         re.sub("_bucket$", "", metric) for asked in EVERYTHING for metric, _ in expressions.selectors(asked.expr)

@@ -18,14 +18,17 @@ RULES = expressions.FOLDER / "rules.yml"
 UP = 'sentinel_rank_up{run_id="r", rank="0"}'
 UP_1 = 'sentinel_rank_up{run_id="r", rank="1"}'
 OPEN = 'sentinel_incidents_open{run_id="r", kind="loss_spike"}'
-CRITICAL = 'sentinel_incidents_total{run_id="r", kind="loss_spike", severity="critical"}'
+CRITICAL = 'sentinel_critical_incidents_open{run_id="r", kind="loss_spike"}'
+ONCE_CRITICAL = 'sentinel_incidents_total{run_id="r", kind="loss_spike", severity="critical"}'
 WARNING = 'sentinel_incidents_total{run_id="r", kind="loss_spike", severity="warning"}'
-OTHER = 'sentinel_incidents_total{run_id="r", kind="nonfinite_loss", severity="critical"}'
 NONFINITE = 'sentinel_nonfinite_total{run_id="r", rank="0", what="loss"}'
 LOSS = 'sentinel_loss{run_id="r", rank="0"}'
 APPLIED = 'sentinel_updates_total{run_id="r", rank="0", result="applied"}'
 REFLEX = 'sentinel_updates_total{run_id="r", rank="0", result="reflex"}'
 DROPPED = 'sentinel_records_dropped_total{run_id="r", rank="0", reason="outbox_full"}'
+LOST = 'sentinel_runs_ended_total{instance="a:1", status="lost"}'
+RUN_FAILED = 'sentinel_runs_ended_total{instance="a:1", status="failed"}'
+COMPLETED = 'sentinel_runs_ended_total{instance="a:1", status="completed"}'
 DAEMON = 'up{job="sentinel", instance="a:1"}'
 KEPT = 'sentinel_record_kept{instance="a:1"}'
 DISABLED = 'sentinel_parts_disabled_total{instance="a:1"}'
@@ -56,12 +59,18 @@ def silent(alert: str, says: str, series: dict[str, str], minute: int = 30) -> C
 INCIDENT = "SentinelIncidentCritical"
 NO_UPDATES = "SentinelNoUpdates"
 RANK_DOWN = "SentinelRankDown"
+RUN_LOST = "SentinelRunLost"
 CASES = [
     firing(INCIDENT, "a critical incident is open", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30"}),
     firing(INCIDENT, "while the loss is NaN", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30", LOSS: NAN}),
-    silent(INCIDENT, "it is over", {OPEN: "0x10 1x5 0x30", CRITICAL: "0x10 1x40"}),
+    firing(INCIDENT, "a warning became critical", {OPEN: "1x40", WARNING: "1x40", CRITICAL: "0x20 1x20"}),
+    silent(INCIDENT, "it is over", {OPEN: "0x10 1x5 0x30", CRITICAL: "0x10 1x5 0x30"}),
     silent(INCIDENT, "it is only a warning", {OPEN: "1x40", WARNING: "1x40", CRITICAL: "0x40"}),
-    silent(INCIDENT, "another kind was critical", {OPEN: "1x40", CRITICAL: "0x40", OTHER: "1x40"}),
+    silent(
+        INCIDENT,
+        "it is a warning of a kind once critical",
+        {OPEN: "1x5 0x5 1x30", ONCE_CRITICAL: "1x40", WARNING: "0x10 1x30", CRITICAL: "1x5 0x35"},
+    ),
     silent(INCIDENT, "the numbers are NaN", {OPEN: NAN, CRITICAL: NAN}),
     firing("SentinelNonfinite", "the loss was NaN once", {NONFINITE: "0x28 1x10"}),
     firing("SentinelNonfinite", "and is shown as NaN", {NONFINITE: "0x28 1x10", LOSS: NAN}),
@@ -83,6 +92,15 @@ CASES = [
         "it came back on another daemon",
         {UP: "1x60", UP_1: "1x24 stale", UP_1[:-1] + ', job="b"}': "1x60"},
     ),
+    firing(RUN_LOST, "a run was lost", {LOST: "0x25 1x20", COMPLETED: "3x45"}),
+    firing(RUN_LOST, "a run failed while the loss is NaN", {RUN_FAILED: "0x25 1x20", LOSS: NAN}),
+    firing(RUN_LOST, "its daemon has left since", {LOST: "0x20 1x3 stale"}),
+    firing(RUN_LOST, "its daemon came only to find it lost", {LOST: "_x25 1x20", RUN_FAILED: "_x25 0x20"}),
+    silent(RUN_LOST, "all complete", {LOST: "0x45", RUN_FAILED: "0x45", COMPLETED: "0+1x45"}),
+    silent(RUN_LOST, "long ago", {LOST: "0x5 1x40"}),
+    silent(RUN_LOST, "a daemon found it lost long ago", {LOST: "_x5 1x40"}),
+    silent(RUN_LOST, "nothing new since Prometheus was down", {LOST: "1x5 _x20 1x20"}),
+    silent(RUN_LOST, "the counter is NaN", {LOST: NAN, RUN_FAILED: NAN}),
     firing("SentinelRecordsDropped", "some were", {DROPPED: "0x28 40x10", LOSS: NAN}),
     silent("SentinelRecordsDropped", "long ago", {DROPPED: "0x10 40x40"}),
     silent("SentinelRecordsDropped", "the counter is NaN", {DROPPED: NAN}),
@@ -106,10 +124,10 @@ CASES = [
 ]
 
 
-def test_promtool_finds_ten_rules_and_nothing_wrong() -> None:
+def test_promtool_finds_eleven_rules_and_nothing_wrong() -> None:
     checked = promtool("check", "rules", str(RULES))
     assert checked.returncode == 0, checked.stderr
-    assert "10 rules found" in checked.stdout
+    assert "11 rules found" in checked.stdout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.says}")

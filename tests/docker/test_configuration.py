@@ -16,6 +16,7 @@ from sentinel import config
 from sentinel.daemon.settings import load
 from tests.conftest import require_service
 from tests.docker import settings_file
+from tests.generated_docs import sections
 
 DOCKER = Path(__file__).parents[2] / "docker"
 # Its origin and licence stand in compose-spec.NOTICE.
@@ -27,6 +28,15 @@ VARIABLES = {"SENTINEL_UID": "1000", "SENTINEL_GID": "1000", "SENTINEL_HOME": "/
 def compose() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yml").read_text(encoding="utf-8"))
     return found
+
+
+@pytest.fixture(scope="module")
+def composer() -> list[str]:
+    """`docker compose` where Docker has that command, else `docker-compose`."""
+    docker = shutil.which("docker")
+    if docker and not subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        return [docker, "compose"]
+    return [require_service("docker-compose")]
 
 
 def test_compose_follows_the_specification(compose: dict[str, Any]) -> None:
@@ -42,13 +52,23 @@ def test_the_schema_refuses_what_is_wrong(compose: dict[str, Any], wrong: dict[s
         jsonschema.Draft201909Validator(SCHEMA).validate(broken)
 
 
-def test_docker_reads_compose_where_there_is_one() -> None:
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-        pytest.skip("docker compose is not installed")
-    line = [docker, "compose", "--file", str(DOCKER / "compose.yml"), "config", "--quiet"]
-    done = subprocess.run(line, env=os.environ | VARIABLES, capture_output=True, text=True, check=False)
+@pytest.mark.service
+def test_compose_reads_the_project(composer: list[str]) -> None:
+    done = _config(composer, VARIABLES)
     assert (done.returncode, done.stderr) == (0, "")
+    read = yaml.safe_load(done.stdout)
+    assert set(read["services"]) == {"sentinel", "postgres", "prometheus", "alertmanager", "grafana"}
+    assert read["services"]["sentinel"]["user"] == "1000:1000"
+    mounted = {volume["target"] for volume in read["services"]["sentinel"]["volumes"] if isinstance(volume, dict)}
+    assert {"/h", "/r"} <= mounted
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("name", VARIABLES)
+def test_compose_says_which_variable_is_missing_and_how_to_set_it(composer: list[str], name: str) -> None:
+    done = _config(composer, {other: value for other, value in VARIABLES.items() if other != name})
+    assert done.returncode != 0
+    assert "set it to" in done.stderr
 
 
 def test_every_image_is_pinned(compose: dict[str, Any]) -> None:
@@ -118,13 +138,20 @@ def test_the_settings_file_holds_every_setting_with_its_default() -> None:
     assert config.build(tree) == config.Settings() == load(settings_file.FILE, {})
     assert _keys(tree) == {
         f"{title.strip('[]')}.{row.key}".removeprefix("Top level.")
-        for title, _, rows in settings_file.sections(config.Settings, "")
+        for title, _, rows in sections(config.Settings, "")
         for row in rows
     }
 
 
 def test_the_settings_file_is_up_to_date() -> None:
     assert settings_file.FILE.read_text(encoding="utf-8") == settings_file.text(), "run `make docs`"
+
+
+def _config(composer: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The project with its variables filled in, as YAML. Needs no engine."""
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    line = [*composer, "--file", str(DOCKER / "compose.yml"), "config"]
+    return subprocess.run(line, env=environ | variables, capture_output=True, text=True, check=False)
 
 
 def _keys(tree: dict[str, Any], prefix: str = "") -> set[str]:

@@ -3,6 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import text
+
 from sentinel import wire
 from sentinel.records import (
     Decision,
@@ -15,6 +19,7 @@ from sentinel.records import (
     SnapshotNote,
     StepRecord,
 )
+from sentinel.store import schema
 from sentinel.store.database import Entry, Store
 from sentinel.vocabulary import Action, Kind, Mode, Outcome, Quality, Reason, RunStatus, Severity, Tier, UpdateResult
 
@@ -111,3 +116,18 @@ def rolled_back_run(folder: Path) -> Store:
     store.write(entries(RunEnd(21, START + 40, 1, 13, "completed")), critical=True)
     store.end_run(RUN, RunStatus.COMPLETED, START + 40)
     return store
+
+
+def make_older(url: str, revision: str) -> None:
+    """Create the database as an earlier version left it, with one finished run, `kept`."""
+    config = Config()
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    with schema.open_writer(url).connect() as connection, connection.begin():
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+        connection.execute(text("INSERT INTO runs (run_id, name, status) VALUES ('kept', '', 'completed')"))
+        connection.execute(text("INSERT INTO attempts (run_id, attempt) VALUES ('kept', 1)"))
+        connection.execute(
+            text("INSERT INTO generations (run_id, attempt, generation, target_step) VALUES ('kept', 1, 0, 0)")
+        )
+    assert schema.revision_of(url) == revision

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -19,7 +18,7 @@ from sentinel.store import schema
 from sentinel.store.database import Store
 from sentinel.store.history import History
 from sentinel.store.tables import metadata
-from tests.store.building import hello, url_in
+from tests.store.building import hello, make_older, url_in
 
 OPEN_AND_WRITE = """
 import sys
@@ -135,14 +134,7 @@ def test_a_url_that_names_no_usable_database_is_misuse(url: str) -> None:
 
 @pytest.mark.parametrize("revision", schema.REVISIONS[:-1])
 def test_an_older_schema_is_migrated_and_keeps_its_rows(url: str, revision: str) -> None:
-    with schema.open_writer(url).connect() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(schema.MIGRATIONS))
-        config.attributes["connection"] = connection
-        with connection.begin():
-            command.downgrade(config, revision)
-            connection.execute(text("INSERT INTO runs (run_id, status) VALUES ('kept', 'completed')"))
-    assert schema.revision_of(url) == revision
+    make_older(url, revision)
     store = Store.open(url)
     assert schema.revision_of(url) == schema.REVISIONS[-1]
     with store._engine.connect() as connection:

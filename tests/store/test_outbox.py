@@ -9,7 +9,7 @@ from sentinel.records import IncidentStatus
 from sentinel.store import outbox
 from sentinel.store.database import Store
 from sentinel.vocabulary import AlertChannel, AlertState, Kind, Severity
-from tests.store.building import RUN, hello, incident, url_in
+from tests.store.building import RUN, hello, incident
 
 OPEN = {"status": IncidentStatus.OPEN, "resolved_at": None, "cause": ""}
 WEBHOOK, SLACK = AlertChannel.WEBHOOK, AlertChannel.SLACK
@@ -18,9 +18,9 @@ WEBHOOK, SLACK = AlertChannel.WEBHOOK, AlertChannel.SLACK
 class Bench:
     """A store whose incidents are announced."""
 
-    def __init__(self, folder, settings=NotifySettings(), channels=(WEBHOOK,)):  # noqa: B008 - immutable
+    def __init__(self, url, settings=NotifySettings(), channels=(WEBHOOK,)):  # noqa: B008 - immutable
         self.filed = 0
-        self.store = Store.open(url_in(folder))
+        self.store = Store.open(url)
         self.store.register_rank(hello(), "box", 0.0)
         self.store.on_incident = Announcer(settings, frozenset(channels), self._count).announce
 
@@ -44,8 +44,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
-    made = Bench(tmp_path)
+def bench(url):
+    made = Bench(url)
     yield made
     made.store.close()
 
@@ -76,9 +76,9 @@ def test_nobody_hears_of_the_end_of_what_was_never_announced(bench):
     assert bench.rows() == []
 
 
-def test_an_end_reaches_who_heard_of_the_beginning_whatever_the_routes_say_now(tmp_path):
+def test_an_end_reaches_who_heard_of_the_beginning_whatever_the_routes_say_now(url):
     settings = NotifySettings(route=(RouteSettings("slack", kinds=("nonfinite_gradient",)), RouteSettings("webhook")))
-    bench = Bench(tmp_path, settings, (WEBHOOK, SLACK))
+    bench = Bench(url, settings, (WEBHOOK, SLACK))
     bench.save(kind=Kind.NONFINITE_GRADIENT, **OPEN)
     bench.save(kind=Kind.NONFINITE_LOSS)  # the same incident, by another name
     assert sorted(stages(bench.rows())) == [
