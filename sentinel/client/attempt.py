@@ -22,6 +22,8 @@ class Attempt:
         "backward_seconds",
         "backwards",
         "clip_max_norm",
+        "communication_source",
+        "communication_wait_seconds",
         "data_position",
         "data_wait_seconds",
         "ended_at",
@@ -51,6 +53,8 @@ class Attempt:
         self.backward_seconds = 0.0
         self.data_wait_seconds: float | None = None
         self.optimizer_seconds = 0.0
+        self.communication_wait_seconds: float | None = None
+        self.communication_source: str | None = None
         self.hook_seconds = 0.0
         self.measures: dict[str, Measure] = {}
         self.lrs: dict[str, Value] = {}

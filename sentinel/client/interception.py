@@ -1,7 +1,8 @@
 """What is replaced in torch while a Run is attached, and how it is put back when the last one is gone.
 
-Four seams, none of which the loop can see: where autograd starts (the loss), where gradients are clipped (a norm for
-free), GradScaler (the exact loss, and the updates it skips), `load_state_dict` (a resume that makes snapshots stale).
+Five seams, none of which the loop can see: where autograd starts (the loss), where gradients are clipped (a norm for
+free), GradScaler (the exact loss, and the updates it skips), `load_state_dict` (a resume that makes snapshots stale),
+and where the loop waits for other ranks (`collectives`).
 The originals are looked up when the first Run attaches, so a library that replaced them earlier stays in the chain.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.amp import grad_scaler
 from torch.nn.utils import clip_grad
 
+from sentinel.client import collectives
 from sentinel.client.probes.loss import SCALED_BY, UNSCALED
 
 
@@ -91,6 +93,8 @@ def _install() -> None:
     _replace(grad_scaler.GradScaler, "step", _untraced(_scaler_step))
     _replace(torch.nn.Module, "load_state_dict", _untraced(_load_state_dict))
     _replace(torch.optim.Optimizer, "load_state_dict", _untraced(_load_state_dict))
+    for owner, name, wrap in collectives.seams():
+        _replace(owner, name, _untraced(wrap))
 
 
 def _untraced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:

@@ -8,6 +8,7 @@ backward begins, so that a report made after `optimizer.step()` still belongs to
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Loop:
         self._latest: Attempt | None = None  # whose backward ran last
         self._stepped: list[WatchedOptimizer] = []
         self._void: list[WatchedOptimizer] = []  # hold gradients of a state that a turn has replaced
-        self._markers = Markers()
+        self._markers = Markers(weakref.WeakMethod(self._touched))
         self._stepping = Stepping()
         self._thread = 0  # in which the last step ran
         self._complaints: set[str] = set()
@@ -95,6 +96,13 @@ class Loop:
         self._markers.remove()
         self.probes.close()
 
+    def release(self) -> None:
+        """After the end: whoever keeps the Run keeps no parameter alive with it."""
+        for watched in self.watched:
+            watched.release()
+        self._current = self._latest = None
+        self._gathering = Attempt()
+
     def failed(self, where: str, error: Exception) -> None:
         self.on_failure(where, error)
 
@@ -108,6 +116,9 @@ class Loop:
         complete = self._current is not None and len(self._stepped) == len(self.watched)
         if complete and self._between_steps and self._thread == threading.get_ident():
             self.flush()
+
+    def _touched(self, parameter: Tensor) -> None:
+        self.probes.touched(parameter)
 
     @shielded
     def after_backward(self, outputs: Sequence[Any], seconds: float) -> None:

@@ -5,6 +5,8 @@ torch.compile, and are neither copied nor pickled with a parameter.
 """
 
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +21,9 @@ Touched = dict[int, set[int]]  # by thread
 class Markers:
     """Each thread's backward is told apart: another model may be trained in another thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: "weakref.WeakMethod[Callable[[Tensor], object]]") -> None:
+        """`inside` is called in a backward with each marked parameter that it reaches; it never raises."""
+        self._inside = inside
         self._touched: Touched = {}
         self._ever = False
         self._marked: dict[int, Tensor] = {}
@@ -34,7 +38,7 @@ class Markers:
         self.remove()
         self._marked = marked
         for number, parameter in chosen:
-            touch = torch.compiler.disable(_Touch(self._touched, number).touch)
+            touch = torch.compiler.disable(_Touch(self._touched, number, self._inside).touch)
             self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
 
     def remove(self) -> None:
@@ -71,14 +75,20 @@ def _ends(watched: WatchedOptimizer) -> list[Tensor]:
 class _Touch:
     """A hook without a reference to the Run: the parameter may outlive it."""
 
-    __slots__ = ("_number", "_touched")
+    __slots__ = ("_inside", "_number", "_touched")
 
-    def __init__(self, touched: Touched, number: int) -> None:
+    def __init__(
+        self, touched: Touched, number: int, inside: "weakref.WeakMethod[Callable[[Tensor], object]]"
+    ) -> None:
         self._touched = touched
         self._number = number
+        self._inside = inside
 
-    def touch(self, _parameter: Tensor) -> None:
+    def touch(self, parameter: Tensor) -> None:
         mine = self._touched.get(threading.get_ident())
         # A device has an autograd thread of its own: whose backward it serves is not known there.
         for touched in [mine] if mine is not None else list(self._touched.values()):
             touched.add(self._number)
+        inside = self._inside()
+        if inside is not None:
+            inside(parameter)

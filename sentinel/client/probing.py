@@ -28,6 +28,10 @@ class Probing:
         for probe in self._arm:
             self._call(probe, "arm", step)
 
+    def touched(self, parameter: Tensor) -> None:
+        for probe in self._touched:
+            self._call(probe, "touched", parameter)
+
     def after_backward(self, attempt: Attempt, returned: float) -> None:
         for probe in self._after_backward:
             self._call(probe, "after_backward", attempt, returned)
@@ -56,6 +60,10 @@ class Probing:
             found |= self._call(probe, "fields", attempt, numbers) or {}
         return found
 
+    def phase(self, name: str) -> None:
+        for probe in self._phase:
+            self._call(probe, "phase", name)
+
     def close(self) -> None:
         for probe in self._probes:
             self._call(probe, "close")
@@ -81,12 +89,14 @@ class Probing:
     def _listen(self) -> None:
         """Who overrides which method: a point that nobody listens to costs an empty loop."""
         self._arm = self._overriding("arm")
+        self._touched = self._overriding("touched")
         self._after_backward = self._overriding("after_backward")
         self._gradients = self._overriding("gradients")
         self._before_update = self._overriding("before_update")
         self._after_update = self._overriding("after_update")
         self._values = self._overriding("values")
         self._fields = self._overriding("fields")
+        self._phase = self._overriding("phase")
 
     def _overriding(self, method: str) -> tuple[Probe, ...]:
         return tuple(one for one in self._probes if getattr(type(one), method) is not getattr(Probe, method))

@@ -154,11 +154,13 @@ class AttachedRun(Run):
     def phase(self, name: str) -> Iterator[None]:
         loop, started = self._loop, time.perf_counter()
         before, loop.phase = loop.phase, str(name)
+        loop.probes.phase(loop.phase)
         self._note_phase(str(name), entered=True)
         try:
             yield
         finally:
             loop.phase = before
+            loop.probes.phase(before)
             loop.pause_seconds += time.perf_counter() - started
             self._note_phase(str(name), entered=False)
 
@@ -192,6 +194,7 @@ class AttachedRun(Run):
         if self._link is not None:
             self._link.close(CLOSE_SECONDS)
         self._quietly(self._ring.clear)
+        self._quietly(loop.release)
         self._cursor.source = None
 
     def abandon(self) -> None:

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 
+import torch.distributed
+
 from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.probes.communication import CommunicationWait
 from sentinel.client.probes.probe import Probe
 from sentinel.client.subject import Subject
 from sentinel.config import Settings
 
 Factory = Callable[[Subject, list[WatchedOptimizer], Settings], Probe | None]
 
-PROBES: tuple[Factory, ...] = ()
+PROBES: tuple[Factory, ...] = (
+    lambda subject, watched, _: CommunicationWait(subject, watched) if torch.distributed.is_available() else None,
+)
 
 
 def build(subject: Subject, watched: list[WatchedOptimizer], settings: Settings) -> tuple[Probe, ...]:

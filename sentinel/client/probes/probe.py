@@ -20,6 +20,9 @@ class Probe:
     def arm(self, step: int) -> None:
         """The attempt of this number comes next: called before its forward, once the last one's update is done."""
 
+    def touched(self, parameter: Tensor) -> None:
+        """Inside a backward: the gradient of one of the marked parameters (`Markers`) has just been accumulated."""
+
     def after_backward(self, attempt: Attempt, returned: float) -> None:
         """A backward of this attempt returned, at this `time.perf_counter()`."""
 
@@ -41,6 +44,9 @@ class Probe:
         """Fields of the StepRecord, from what `values` named, now as floats."""
         del attempt, numbers
         return {}
+
+    def phase(self, name: str) -> None:
+        """The loop's phase is this one from now on: "train", or what `run.phase` was given."""
 
     def close(self) -> None:
         """The Run ends: leave nothing behind in torch or on the model."""
