@@ -54,6 +54,10 @@ class WatchedOptimizer:
             handle.remove()
         self._handles.clear()
 
+    def release(self) -> None:
+        """Nothing follows: keep no parameter alive for whoever keeps the Run."""
+        self._parameters, self._ids, self._shape, self._seen = [], frozenset(), (), []
+
     @property
     def parameters(self) -> list[Tensor]:
         """Each parameter once; follows `add_param_group`."""
