@@ -24,8 +24,9 @@ from sentinel.client.probing import Probing
 from sentinel.client.rank import Rank, current
 from sentinel.client.ring import Ring
 from sentinel.client.run import AttachedRun, Run, exit_status
-from sentinel.client.subject import Subject, check_shared, innermost
+from sentinel.client.subject import Subject, check_shared
 from sentinel.client.voice import say
+from sentinel.client.wrapping import Unwrapped, Wrappers, unwrap
 from sentinel.config import Settings, load_client, run_sections
 from sentinel.errors import MisuseError, SettingsError
 from sentinel.places import Places
@@ -77,12 +78,15 @@ def attach(
         raise MisuseError(f"step is {step!r}; pass the number of updates already made, 0 for a new run")
     if on_stop is not None and not callable(on_stop):
         raise MisuseError(f"on_stop is {on_stop!r}; pass a function of one argument, the reason")
-    optimizers = _optimizers(optimizer)
+    unwrapped = _unwrapped(optimizer)
+    optimizers = [one.inner for one in unwrapped]
     check_shared(model, optimizers)
     rank = current(os.environ)
     resolved = identity.resolve_run_id(run_id, os.environ, rank)
-    found = scheduler if scheduler is not None else _schedulers_of(optimizers)
-    subject = Subject(model, optimizers, scheduler=found, scaler=scaler, ema=ema, state=state)
+    driven = [one for each in unwrapped for one in (each.inner, *each.outer)]
+    found = scheduler if scheduler is not None else _schedulers_of(driven)
+    wrappers = [Wrappers(one.outer) for one in unwrapped]
+    subject = Subject(model, optimizers, wrappers=wrappers, scheduler=found, scaler=scaler, ema=ema, state=state)
     if power is Mode.OFF:
         return Run(resolved, Mode.OFF, step)
     _release(model, optimizers)
@@ -98,13 +102,13 @@ def attach(
     return run
 
 
-def _optimizers(given: Any) -> list[Any]:
-    optimizers = [innermost(one) for one in (given if isinstance(given, list | tuple) else [given])]
-    if not optimizers:
+def _unwrapped(given: Any) -> list[Unwrapped]:
+    found = [unwrap(one) for one in (given if isinstance(given, list | tuple) else [given])]
+    if not found:
         raise MisuseError("optimizer is an empty list; pass at least one optimizer")
-    if len({id(one) for one in optimizers}) < len(optimizers):
-        raise MisuseError(f"optimizer is a list of {len(optimizers)} that names one twice; name each once")
-    return optimizers
+    if len({id(one.inner) for one in found}) < len(found):
+        raise MisuseError(f"optimizer is a list of {len(found)} that names one twice; name each once")
+    return found
 
 
 class _Described:

@@ -19,6 +19,7 @@ from sentinel.client.attempt import Attempt
 from sentinel.client.boundaries import Boundaries
 from sentinel.client.deferred import DeviceReader
 from sentinel.client.guard import measure
+from sentinel.client.handle import Handle
 from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer, watch
 from sentinel.client.probes.loss import SCALED_BY, scalar_roots
@@ -27,7 +28,7 @@ from sentinel.client.probing import Probing
 from sentinel.client.reflex import Reflexes
 from sentinel.client.shield import shielded, untraced
 from sentinel.client.stepping import Stepping
-from sentinel.client.subject import Handle, Subject
+from sentinel.client.subject import Subject
 from sentinel.config import Settings
 from sentinel.records import Reflex, StepRecord
 from sentinel.vocabulary import UpdateResult
@@ -62,7 +63,7 @@ class Loop:
         self.probes = Probing()
         self._send = send
         self.reflexes = Reflexes(settings.reflex, send, self._names)
-        self.watched = watch(subject.optimizers)
+        self.watched = watch(subject.optimizers, subject.wrappers)
         self._reader = DeviceReader()
         self._gathering = Attempt()  # from its first backward to its first step
         self._current: Attempt | None = None  # opened, not yet sent
@@ -155,7 +156,7 @@ class Loop:
                 continue  # another part of the same gradients is clipped now
             exactly = overlap == "all" and len(holding) == len(holders)  # a tied weight may be named twice
             taken = norm.value if norm is not None and exactly else None
-            divisor = scaling.carried(attempt.scaler, watched.target)
+            divisor = scaling.carried(attempt.scaler, watched.ids)
             attempt.measures[watched.name] = measure(watched, divisor, taken)
             self.probes.gradients(watched, attempt, divisor)
             attempt.clip_max_norm = max_norm if math.isfinite(max_norm) else None  # Trainer clips to inf for the norm

@@ -1,7 +1,7 @@
 """One optimizer of a Run: its parameters and gradients, its learning rate, its step hooks."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,20 +9,22 @@ from torch import Tensor
 
 from sentinel.client.probes.gradients import exact_norm, global_norm, is_sharded, nonfinite_among
 from sentinel.client.probes.loss import Value, plain
+from sentinel.client.wrapping import Wrappers
 
 
-def watch(optimizers: list[torch.optim.Optimizer]) -> "list[WatchedOptimizer]":
+def watch(optimizers: list[torch.optim.Optimizer], wrappers: Sequence[Wrappers]) -> "list[WatchedOptimizer]":
     """One each, named `optimizer`, or by place when there are several."""
-    if len(optimizers) == 1:
-        return [WatchedOptimizer(optimizers[0], "optimizer")]
-    return [WatchedOptimizer(one, f"optimizer.{place}") for place, one in enumerate(optimizers)]
+    alone = len(optimizers) == 1
+    names = ["optimizer"] if alone else [f"optimizer.{place}" for place in range(len(optimizers))]
+    return [WatchedOptimizer(*each) for each in zip(optimizers, names, wrappers, strict=True)]
 
 
 class WatchedOptimizer:
     """Holds the optimizer weakly. All methods are called on the loop's thread, inside the shield."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, wrappers: Wrappers) -> None:
         self.name = name
+        self.wrappers = wrappers
         self._optimizer = weakref.ref(optimizer)
         self._handles: list[Any] = []
         self._parameters: list[Tensor] = []
@@ -41,7 +43,13 @@ class WatchedOptimizer:
         return optimizer
 
     def is_(self, optimizer: object) -> bool:
-        return self._optimizer() is optimizer
+        """Itself, or a wrapper around it, which the loop may give to a GradScaler."""
+        return self._optimizer() is optimizer or (bool(self.wrappers) and self.wrappers.include(optimizer))
+
+    @property
+    def ids(self) -> list[int]:
+        """Under which a GradScaler may know it."""
+        return [id(self.target), *self.wrappers.ids]
 
     def hook(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         """Let `before` and `after` run around every step. Step hooks are not pickled with an optimizer."""

@@ -131,6 +131,7 @@ class AttachedRun(Run):
             self.subject.keep()
             self._loop.hook()
             interception.add(self._loop)
+            self._compare_rates()
             link.start()
         except BaseException:
             interception.remove(self._loop)
@@ -281,6 +282,7 @@ class AttachedRun(Run):
             loop.hook_seconds += time.perf_counter() - started
 
     def _step_ended(self, step: int, seconds: float | None, result: UpdateResult) -> None:
+        self._compare_rates()
         self._cursor.step_done(step)
         if step == self._first_step + 1:
             self._look_for_others()
@@ -294,6 +296,12 @@ class AttachedRun(Run):
                 self._ring.trouble(step)
                 self._ring.mark(mark.since_step, clear=mark.clear)
         self._ring.promote(step)
+
+    def _compare_rates(self) -> None:
+        for watched in self._loop.watched:
+            text = watched.wrappers.disagreement(watched.target) if watched.wrappers else None
+            if text is not None:
+                self.on_trouble("optimizer", text)
 
     def _look_for_others(self) -> None:
         """The process group may have come after `attach`, without a launcher's variables: then we act no more."""

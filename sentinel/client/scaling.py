@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from sentinel.client.handle import Handle
 from sentinel.client.probes.loss import Value, plain
-from sentinel.client.subject import Handle
 
 
 def live(handle: Handle | None) -> Any:
@@ -25,10 +24,11 @@ def value_of(scaler: Any) -> Value | None:
     return None if scale is None else plain(scale)
 
 
-def carried(scaler: Any, optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """The scale that this optimizer's gradients still carry; None after `unscale_`."""
+def carried(scaler: Any, optimizer_ids: list[int]) -> Tensor | None:
+    """The scale that an optimizer's gradients still carry; None after `unscale_`, of it or of a wrapper around it."""
     scale = scale_of(scaler)
     if scale is None:
         return None
-    state = scaler._per_optimizer_states.get(id(optimizer))
-    return scale if state is None or state["stage"].name == "READY" else None
+    states = scaler._per_optimizer_states
+    stages = [states[one]["stage"].name for one in optimizer_ids if one in states]
+    return scale if all(stage == "READY" for stage in stages) else None

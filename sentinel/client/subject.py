@@ -1,13 +1,15 @@
 """What a Run watches: the model, its optimizers and the other state. We keep nothing alive beyond the optimizers."""
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sentinel.client.handle import Handle
+from sentinel.client.wrapping import Wrappers
 from sentinel.errors import MisuseError
 
 KEEPSAKE = "_sentinel_keepsake"  # attribute of the first optimizer
@@ -17,24 +19,7 @@ class Extra(NamedTuple):
     """A named object with state besides model and optimizer: scheduler, EMA, the user's own."""
 
     name: str
-    handle: "Handle"
-
-
-class Handle:
-    """A weak reference where the object allows one, else a strong one."""
-
-    __slots__ = ("_reference", "_strong")
-
-    def __init__(self, target: Any) -> None:
-        self._strong: Any = None
-        try:
-            self._reference: weakref.ref[Any] | None = weakref.ref(target)
-        except TypeError:
-            self._reference = None
-            self._strong = target
-
-    def __call__(self) -> Any:
-        return self._strong if self._reference is None else self._reference()
+    handle: Handle
 
 
 class Keepsake:
@@ -55,6 +40,7 @@ class Subject:
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         *,
+        wrappers: Sequence[Wrappers] = (),
         scheduler: Any = None,
         scaler: Any = None,
         ema: Any = None,
@@ -62,6 +48,7 @@ class Subject:
     ) -> None:
         self._model = weakref.ref(model)
         self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self.wrappers = wrappers or [Wrappers() for _ in optimizers]  # around each optimizer
         self.scaler = None if scaler is None else Handle(_grad_scaler(scaler))
         self.extras = [*_schedulers(scheduler), *_emas(ema), *_states(state)]
         self.has_scheduler = scheduler is not None
@@ -127,23 +114,6 @@ class Subject:
                     if id(tensor) not in seen:
                         seen.add(id(tensor))
                         yield f"{extra.name}.{name}", tensor
-
-
-def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer whose `step` really runs, behind wrappers (`.optimizer` / `.optim`). Raises MisuseError."""
-    current, seen = optimizer, set()
-    while id(current) not in seen:
-        seen.add(id(current))
-        inner = getattr(current, "optimizer", None) or getattr(current, "optim", None)
-        if inner is None or (isinstance(current, torch.optim.Optimizer) and not hasattr(inner, "param_groups")):
-            break
-        current = inner
-    if not isinstance(current, torch.optim.Optimizer):
-        raise MisuseError(
-            f"optimizer is a {type(optimizer).__name__}; pass a torch.optim.Optimizer, "
-            "a wrapper with .optimizer or .optim, or a list of them"
-        )
-    return current
 
 
 def check_shared(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
