@@ -18,6 +18,8 @@ from prometheus_client.registry import Collector
 
 import sentinel
 from sentinel.daemon.connection import Rejected
+from sentinel.daemon.sample_metrics import of_samples
+from sentinel.daemon.samples import Samples
 from sentinel.daemon.series import STEP_BUCKETS_SECONDS, RankSeries
 from sentinel.records import Incident, IncidentStatus
 from sentinel.vocabulary import Action, AlertChannel, AlertOutcome, Kind, Outcome, RunStatus, Severity
@@ -34,6 +36,12 @@ _GAUGES = {
     "generation": "How often the run's history was rewritten.",
     "host_memory_bytes": "Unique memory of the process tree.",
     "communication_wait_seconds": "Time the latest step waited for other ranks; absent where it is not known.",
+    "clip_fraction_ratio": "Share of the last 100 clipped updates whose gradients were made smaller.",
+    "scheduler_lead_steps": "Steps of the lr scheduler less updates applied, both since the start of the attempt.",
+    "gradients_absent": "Trainable parameters without a gradient in the latest step.",
+    "tokens_per_second": "Tokens of the latest step on this rank, over its time.",
+    "samples_per_second": "Samples of the latest step on this rank, over its time.",
+    "mfu_ratio": "Model FLOPs utilisation of the latest step: flops per second over the device's peak.",
 }
 
 
@@ -46,6 +54,7 @@ class RunSeries:
         self.incidents = dict.fromkeys(itertools.product(Kind, Severity), 0)
         self.open: dict[str, tuple[Kind, Severity]] = {}  # as each incident is now: both may change while it is open
         self.actions = dict.fromkeys(itertools.product(Action, Outcome), 0)
+        self.samples = Samples()
 
     @property
     def open_kinds(self) -> list[Kind]:
@@ -74,7 +83,7 @@ class Metrics(Collector):
         series = self._ranks.get((run_id, rank))
         if series is None:
             self._forget_oldest()
-            series = self._ranks[run_id, rank] = RankSeries(run_id, rank)
+            series = self._ranks[run_id, rank] = RankSeries(run_id, rank, self.run(run_id).samples)
         return series
 
     def run(self, run_id: str) -> RunSeries:
@@ -122,6 +131,7 @@ class Metrics(Collector):
         runs = [run for run in list(self._runs.values()) if run.run_id in shown]
         yield from _of_ranks(ranks)
         yield from _of_runs(runs)
+        yield from of_samples({run.run_id: run.samples for run in runs})
         yield from self._of_daemon()
         for series in ranks:
             if not series.up:
@@ -180,18 +190,22 @@ def _of_ranks(ranks: list[RankSeries]) -> Iterator[Metric]:
         up.add_metric(series.labels, series.up)
         hooks.add_metric(series.labels, series.hook_seconds)
     yield from (up, hooks, _step_seconds(ranks))
-    parts = GaugeMetricFamily("sentinel_step_part_seconds", "Parts of the latest step.", labels=(*_RANK, "part"))
+    text = "Parts of the latest step; they add up to it, what was waited for other ranks is in no other part."
+    parts = GaugeMetricFamily("sentinel_step_part_seconds", text, labels=(*_RANK, "part"))
+    text = "1: how the time waited for other ranks is had."
+    sources = GaugeMetricFamily("sentinel_communication_source", text, labels=(*_RANK, "source"))
     updates = CounterMetricFamily("sentinel_updates", "Update attempts by result.", labels=(*_RANK, "result"))
     nonfinite = CounterMetricFamily("sentinel_nonfinite", "NaN and infinite values seen.", labels=(*_RANK, "what"))
     dropped = CounterMetricFamily("sentinel_records_dropped", "Records lost, counted.", labels=(*_RANK, "reason"))
     troubles = CounterMetricFamily("sentinel_troubles", "What a rank said was degraded.", labels=(*_RANK, "what"))
     for series in ranks:
         _add(parts, series, series.parts)
+        _add(sources, series, {series.communication_source: 1} if series.communication_source else {})
         _add(updates, series, series.updates)
         _add(nonfinite, series, series.nonfinite)
         _add(dropped, series, series.dropped)
         _add(troubles, series, series.troubles)
-    yield from (parts, _memory(ranks), updates, nonfinite, dropped, troubles)
+    yield from (parts, sources, _memory(ranks), updates, nonfinite, dropped, troubles)
 
 
 def _add(family: GaugeMetricFamily | CounterMetricFamily, series: RankSeries, values: Mapping[Any, float]) -> None:

@@ -52,7 +52,7 @@ def test_counters_exist_at_zero_before_their_first_event(metrics):
     found = scrape(metrics)
     for result in UpdateResult:
         assert found["sentinel_updates_total", (("rank", "0"), ("result", result), ("run_id", "r"))] == 0
-    for what in ("loss", "gradient", "state"):
+    for what in ("loss", "gradient", "state", "other"):
         assert value(metrics, "sentinel_nonfinite_total", **OF_RANK, what=what) == 0
     for reason in DropReason:
         assert value(metrics, "sentinel_records_dropped_total", **OF_RANK, reason=reason) == 0

@@ -65,7 +65,7 @@ def test_a_query_returns_the_loss(seen: Seen) -> None:
 
 
 def test_counters_are_zero_before_their_first_event(seen: Seen) -> None:
-    assert {series["metric"]["what"] for series in seen.nonfinite_before} == {"loss", "gradient", "state"}
+    assert {series["metric"]["what"] for series in seen.nonfinite_before} == {"loss", "gradient", "state", "other"}
     assert {series["metric"]["kind"] for series in seen.incidents_before} > {"nonfinite_gradient", "loss_spike"}
     events = [series for series in seen.nonfinite_before + seen.incidents_before if series["value"][1] != "0"]
     assert events == []
