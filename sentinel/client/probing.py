@@ -1,7 +1,7 @@
 """Call the probes of a Run at the points of an attempt; one that fails again and again is left out, and said so."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -25,54 +25,54 @@ class Probing:
         self._listen()
 
     def arm(self, step: int) -> None:
-        for probe in self._arm:
-            self._call(probe, "arm", step)
+        for call in self._arm:
+            self._call(call, step)
 
     def touched(self, parameter: Tensor) -> None:
-        for probe in self._touched:
-            self._call(probe, "touched", parameter)
+        for call in self._touched:
+            self._call(call, parameter)
 
     def after_backward(self, attempt: Attempt, returned: float) -> None:
-        for probe in self._after_backward:
-            self._call(probe, "after_backward", attempt, returned)
+        for call in self._after_backward:
+            self._call(call, attempt, returned)
 
     def gradients(self, watched: WatchedOptimizer, attempt: Attempt, divisor: Tensor | None) -> None:
-        for probe in self._gradients:
-            self._call(probe, "gradients", watched, attempt, divisor)
+        for call in self._gradients:
+            self._call(call, watched, attempt, divisor)
 
     def before_update(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
-        for probe in self._before_update:
-            self._call(probe, "before_update", watched, attempt)
+        for call in self._before_update:
+            self._call(call, watched, attempt)
 
     def after_update(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
-        for probe in self._after_update:
-            self._call(probe, "after_update", watched, attempt)
+        for call in self._after_update:
+            self._call(call, watched, attempt)
 
     def values(self, attempt: Attempt) -> dict[str, Value | None]:
         found: dict[str, Value | None] = {}
-        for probe in self._values:
-            found |= self._call(probe, "values", attempt) or {}
+        for call in self._values:
+            found |= self._call(call, attempt) or {}
         return found
 
     def fields(self, attempt: Attempt, numbers: dict[str, float | None]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for probe in self._fields:
-            found |= self._call(probe, "fields", attempt, numbers) or {}
+        for call in self._fields:
+            found |= self._call(call, attempt, numbers) or {}
         return found
 
     def phase(self, name: str) -> None:
-        for probe in self._phase:
-            self._call(probe, "phase", name)
+        for call in self._phase:
+            self._call(call, name)
 
     def close(self) -> None:
         for probe in self._probes:
-            self._call(probe, "close")
+            self._call(probe.close)
 
-    def _call(self, probe: Probe, method: str, *arguments: Any) -> Any:
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return getattr(probe, method)(*arguments)
+            return method(*arguments)
         except Exception as error:  # noqa: BLE001 -- part of the boundary: a signal must not cost the reflex
-            self._failed(probe, method, error)
+            self._failed(cast("Any", method).__self__, method.__name__, error)
             return None
 
     def _failed(self, probe: Probe, method: str, error: Exception) -> None:
@@ -98,5 +98,6 @@ class Probing:
         self._fields = self._overriding("fields")
         self._phase = self._overriding("phase")
 
-    def _overriding(self, method: str) -> tuple[Probe, ...]:
-        return tuple(one for one in self._probes if getattr(type(one), method) is not getattr(Probe, method))
+    def _overriding(self, method: str) -> tuple[Callable[..., Any], ...]:
+        overriding = (one for one in self._probes if getattr(type(one), method) is not getattr(Probe, method))
+        return tuple(getattr(one, method) for one in overriding)

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,25 +28,19 @@ from sentinel.client.probes.probe import Probe
 from sentinel.client.subject import Subject
 
 DDP, WORK = "ddp", "work"
+ASK_AGAIN_STEPS = 100
 
-
-class _Moment(NamedTuple):
-    """All gradients are accumulated: when, and what the ear had counted by then."""
-
-    number: int
-    at: float
-    waited_seconds: float
-    waited_count: int
+_engine = torch.autograd.Variable._execution_engine
+_graph_id = torch._C._current_graph_task_id
 
 
 class _Replica:
     """One DDP and the parameters whose gradients it averages."""
 
-    __slots__ = ("ids", "reference", "told")
+    __slots__ = ("reference", "told")
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self.reference = weakref.ref(model)
-        self.ids = frozenset(id(one) for one in model.module.parameters() if one.requires_grad)
         self.told = not model.static_graph  # False until the first backward of a static graph is over
 
     @property
@@ -81,16 +75,18 @@ class CommunicationWait(Probe):
     def __init__(self, subject: Subject, watched: list[WatchedOptimizer]) -> None:
         self._watched = watched
         self._ear = Ear()
-        self._replicas: list[_Replica] = []  # the newest first: it is the one in use
+        self._replicas: dict[int, _Replica] = {}  # by the id of each parameter
         self._graph = -1  # the backward whose end is asked for
         self._asked = 0  # how often the end of a graph was asked for
-        self._complete: _Moment | None = None  # when the gradients of this backward were
+        self._complete = 0  # which of them is over last of all, 0 for none
+        self._complete_at = 0.0  # and when that was
+        self._before = (0.0, 0)  # what the ear had counted by then
         self._reached: _Replica | None = None  # by this backward
         self._untold = False  # a backward of this attempt waited, and nobody knows how long
         self._ddp_seconds: float | None = None  # of the attempt that goes on
         self._attempt: Attempt | None = None  # whose backward ran last
-        self._group: Any = None  # the process group that `_seen` is about
-        self._seen = False
+        self._seen = False  # the process group lets us see its waits
+        self._ask_again = 0  # at this step: it may be another one by then
         for model in collectives.wrappers_of(subject.model):
             self._ear.wrapped(model)
         collectives.listen(self._ear)
@@ -102,30 +98,31 @@ class CommunicationWait(Probe):
         self._ear.paused = name != "train"
 
     def touched(self, parameter: Tensor) -> None:
+        graph = _graph_id()
+        if graph == self._graph:
+            return
         if self._ear.news:
             self._adopt()
-        if not self._replicas:
+        mine = self._replicas.get(id(parameter))
+        if mine is None:
             return
-        graph = torch._C._current_graph_task_id()
-        mine = next((one for one in self._replicas if id(parameter) in one.ids), None)
-        if graph == self._graph or mine is None or not mine.synchronises:
+        self._graph = graph
+        if not mine.synchronises:
             return
-        self._graph, self._reached = graph, mine
+        self._reached = mine
         if mine.told:
             self._asked += 1
-            tell = functools.partial(self._gradients_complete, self._asked)
-            torch.autograd.Variable._execution_engine.queue_callback(tell)
+            _engine.queue_callback(functools.partial(self._gradients_complete, self._asked))
 
     def after_backward(self, attempt: Attempt, returned: float) -> None:
         self._attempt = attempt
         if self._reached is not None:
             self._untold = self._untold or not self._reached.told
             self._reached.told, self._reached = True, None
-        moment, self._complete = self._complete, None
-        if moment is not None:
-            self._ddp_seconds = (self._ddp_seconds or 0.0) + max(0.0, returned - moment.at)
-            # What was waited since is within that time.
-            self._ear.seconds, self._ear.count = moment.waited_seconds, moment.waited_count
+        if self._complete:
+            self._complete = 0
+            self._ddp_seconds = (self._ddp_seconds or 0.0) + max(0.0, returned - self._complete_at)
+            self._ear.seconds, self._ear.count = self._before  # what was waited since is within that time
 
     def arm(self, step: int) -> None:
         ear, attempt, of_ddp = self._ear, self._attempt, self._ddp_seconds
@@ -136,12 +133,12 @@ class CommunicationWait(Probe):
         if attempt is not None:  # what came before the first backward is no part of the first step
             ear.thread = threading.get_ident()
         ear.seconds, ear.count = 0.0, 0
-        self._ddp_seconds = self._complete = self._attempt = None
-        self._untold = False
+        self._ddp_seconds = self._attempt = None
+        self._complete, self._untold = 0, False
 
     def fields(self, attempt: Attempt, numbers: Mapping[str, float | None]) -> Mapping[str, Any]:
         del numbers
-        if attempt.communication_wait_seconds is None or not self._is_seen():
+        if attempt.communication_wait_seconds is None or not self._is_seen(attempt.step):
             return {}
         return {
             "communication_wait_seconds": attempt.communication_wait_seconds,
@@ -154,21 +151,23 @@ class CommunicationWait(Probe):
         A backward within a backward (reentrant checkpoints) is a graph of its own: the one that was asked for last
         holds the last gradient, and DDP's finalizer too, although the outer graph ends after it.
         """
-        if self._complete is None or number > self._complete.number:
-            self._complete = _Moment(number, time.perf_counter(), self._ear.seconds, self._ear.count)
+        if number > self._complete:
+            self._complete, self._complete_at = number, time.perf_counter()
+            self._before = self._ear.seconds, self._ear.count
 
     def _adopt(self) -> None:
         news, self._ear.news = self._ear.news, []
         mine = {id(parameter) for watched in self._watched for parameter in watched.parameters}
         for model in (reference() for reference in news):
-            if model is not None and not mine.isdisjoint(map(id, model.module.parameters())):
-                self._replicas.insert(0, _Replica(model))
-        self._replicas = [one for one in self._replicas if one.reference() is not None]
+            if model is None:
+                continue
+            of_model = {id(one) for one in model.module.parameters() if one.requires_grad}
+            if not mine.isdisjoint(of_model):
+                self._replicas |= dict.fromkeys(of_model, _Replica(model))
 
-    def _is_seen(self) -> bool:
-        """Asked again when the process group is another one."""
-        group = torch.distributed.group.WORLD
-        if group is not self._group:
+    def _is_seen(self, step: int) -> bool:
+        if step >= self._ask_again or step < self._ask_again - ASK_AGAIN_STEPS:
             device = next((one.device for watched in self._watched for one in watched.parameters), None)
-            self._group, self._seen = group, device is not None and collectives.wait_is_seen(device)
+            self._seen = device is not None and collectives.wait_is_seen(device)
+            self._ask_again = step + ASK_AGAIN_STEPS
         return self._seen
