@@ -115,6 +115,18 @@ def number(title: str, text: str, query: Query, verdict: Verdict | None = None) 
 
 def buckets(title: str, text: str, expr: str, unit: str) -> Panel:
     """A heat map of a histogram's buckets: `expr` sums by `le`."""
+    target = _target(Query(expr, "{{le}}"), 0).format(PromQueryFormat.HEATMAP)
+    return _heat(title, text).y_axis(heatmap.YAxisConfig().unit(unit)).with_target(target)
+
+
+def rows(title: str, text: str, query: Query, unit: str) -> Panel:
+    """A heat map with a row per series, in the colour of its value."""
+    cells = heatmap.CellValues().unit(unit)
+    # As time series: the other format would take the rows for buckets that add up.
+    return _heat(title, text).cell_values(cells).with_target(_target(query, 0).format(PromQueryFormat.TIME_SERIES))
+
+
+def _heat(title: str, text: str) -> heatmap.Panel:
     return (
         heatmap.Panel()
         .title(title)
@@ -123,9 +135,7 @@ def buckets(title: str, text: str, expr: str, unit: str) -> Panel:
         .height(LINES_UNITS)
         .span(WIDTH_UNITS // 2)
         .calculate(False)
-        .y_axis(heatmap.YAxisConfig().unit(unit))
         .color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(32))
-        .with_target(_target(Query(expr, "{{le}}"), 0).format(PromQueryFormat.HEATMAP))
     )
 
 

@@ -3,6 +3,7 @@
 from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards.distributions import experts, gradients
 from dashboards.parts import (
     ANY_IS_BAD,
     ANY_IS_GOOD,
@@ -22,6 +23,7 @@ from dashboards.parts import (
     lines,
     number,
     page,
+    rows,
 )
 
 UID = "sentinel-run"
@@ -32,9 +34,12 @@ def page_of_run() -> Dashboard:
     sections = [
         Section("Now", _now()),
         Section("Learning", _learning()),
+        Section("Gradients", gradients()),
         Section("Incidents and actions", _incidents()),
         Section("Speed", _speed()),
+        Section("Throughput", _throughput()),
         Section("Memory", _memory()),
+        Section("Experts", experts()),
     ]
     text = "One training run as its sentinel daemon sees it. Marks are incidents."
     built = page("sentinel: run", UID, text, sections)
@@ -61,11 +66,13 @@ def _learning() -> list[Panel]:
     nonfinite = f"sum by (what) (increase(sentinel_nonfinite_total{RANKS}{_OFTEN}))"
     results = f"sum by (result) (increase(sentinel_updates_total{RANKS}{_OFTEN}))"
     magnitude = Look(log_base=10)
+    lead = "Steps of the lr scheduler less updates applied."
     powers_of_two = Look(EXACT, log_base=2)  # the scaler halves and doubles
     return [
         lines("Loss", "A gap is a value that was not finite.", [Query(f"sentinel_loss{RANKS}")]),
         lines("Gradient norm", "Global L2, before clipping.", [Query(f"sentinel_grad_norm{RANKS}")], magnitude),
         lines("Learning rate", "Of the latest step.", [Query(f"sentinel_learning_rate{RANKS}")]),
+        lines("Scheduler's lead", lead, [Query(f"sentinel_scheduler_lead_steps{RANKS}")], Look(whole=True)),
         lines("Loss scale", "Of the gradient scaler.", [Query(f"sentinel_loss_scale{RANKS}")], powers_of_two),
         lines("Not finite", "NaN and infinite values seen.", [Query(nonfinite, "{{what}}")], COUNT),
         lines("Updates", "Applied, or not and why.", [Query(results, "{{result}}")], COUNTS),
@@ -91,9 +98,11 @@ def _incidents() -> list[Panel]:
 
 def _speed() -> list[Panel]:
     by_bucket = f"sum by (le) (rate(sentinel_step_seconds_bucket{RANKS}{_OFTEN}))"
-    per_second = (
-        f'sum by (rank) (rate(sentinel_updates_total{{run_id="$run_id", rank=~"$rank", result="applied"}}{_OFTEN}))'
+    own = (
+        f"sum by (rank) (rate(sentinel_hook_seconds_total{RANKS}{_OFTEN}))"
+        f" / sum by (rank) (rate(sentinel_step_seconds_sum{RANKS}{_OFTEN}))"
     )
+    sources = f"sum by (source) (sentinel_communication_source{RANKS})"
     parts = f"avg by (part) (sentinel_step_part_seconds{RANKS})"
     return [
         lines(
@@ -107,7 +116,7 @@ def _speed() -> list[Panel]:
         ),
         lines(
             "Parts of a step",
-            "Mean of the chosen ranks.",
+            "Mean of the chosen ranks; what was waited for other ranks is in no other part.",
             [Query(parts, "{{part}}")],
             Look("s", stacked=True, least=0),
         ),
@@ -117,7 +126,41 @@ def _speed() -> list[Panel]:
             f"sum by (le) (increase(sentinel_step_seconds_bucket{RANKS}{_OFTEN}))",
             "s",
         ),
-        lines("Throughput", "Applied updates per second.", [Query(per_second)], Look(least=0)),
+        rows(
+            "Waiting for other ranks",
+            "Seconds of the latest step, by rank. The pale row is the one that the others wait for.",
+            Query(f"sentinel_communication_wait_seconds{RANKS}"),
+            "s",
+        ),
+        lines(
+            "Sentinel's own time",
+            "Share of the steps' time that was spent in our hooks.",
+            [Query(own)],
+            Look("percentunit", least=0),
+        ),
+        lines(
+            "How waiting is measured",
+            "ddp: after the last gradient of a backward; work: in the loop's own collectives.",
+            [Query(sources, "{{source}}")],
+            COUNTS,
+        ),
+    ]
+
+
+def _throughput() -> list[Panel]:
+    applied = 'sentinel_updates_total{run_id="$run_id", rank=~"$rank", result="applied"}'
+    tokens = f"sum(sentinel_tokens_per_second{RANKS})"
+    samples = f"sum(sentinel_samples_per_second{RANKS})"
+    return [
+        lines("Updates", "Applied, per second.", [Query(f"sum by (rank) (rate({applied}{_OFTEN}))")], Look(least=0)),
+        lines("Tokens", "Per second, of all chosen ranks.", [Query(tokens, "tokens")], Look(least=0)),
+        lines("Samples", "Per second, of all chosen ranks.", [Query(samples, "samples")], Look(least=0)),
+        lines(
+            "Model FLOPs utilisation",
+            "Flops per second over what the device could do.",
+            [Query(f"sentinel_mfu_ratio{RANKS}")],
+            Look("percentunit", least=0),
+        ),
     ]
 
 

@@ -137,8 +137,8 @@ def test_every_metric_is_on_a_page_or_on_no_page_for_a_reason() -> None:
         re.sub("_bucket$", "", metric) for asked in EVERYTHING for metric, _ in expressions.selectors(asked.expr)
     }
     missing = {family.name for family in generated_docs.families()} - shown
-    # Nothing sets the first yet; the second names the run, which the page's variable does.
-    assert missing == {"sentinel_communication_wait_seconds", "sentinel_run_info"}
+    # It names the run, which the page's variable does.
+    assert missing == {"sentinel_run_info"}
 
 
 def test_a_legend_names_only_labels_that_its_series_have() -> None:
