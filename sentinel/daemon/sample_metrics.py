@@ -1,13 +1,16 @@
 """What Prometheus sees of the signals that are sampled: one value for a run, the latest of each."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from sentinel.daemon.samples import MOST_EXPERTS, Samples, imbalance
+from sentinel.daemon.samples import Samples
+from sentinel.detect.combining import imbalance
 from sentinel.records import HISTOGRAM_EDGES
 
+MOST_EXPERTS = 512  # over all routers of a run: each is a series
 _BOUNDS = (*(f"{edge:.3g}" for edge in HISTOGRAM_EDGES), "+Inf")
 
 
@@ -39,7 +42,7 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 def _add(family: GaugeMetricFamily, run_id: str, values: Mapping[tuple[str, ...], float | None]) -> None:
     for labels, value in values.items():
-        if value is not None:
+        if value is not None and math.isfinite(value):
             family.add_metric((run_id, *labels), value)
 
 

@@ -1,19 +1,15 @@
-"""Combine what the ranks of a run sampled at the same step: one value for the run, right with and without sharding.
+"""Hold what the ranks of a run sampled until all have told the same step, and then show it.
 
 Ranks may sample at different cadences, but all share the steps of the coarsest. A signal of a step is complete when
-every rank that is up has told it. Under data parallelism any rank's gradient is the run's; under sharding
-(`grad_norm_local` is told) squares add up, and a step that misses a rank tells nothing.
+every rank that is up has told it. How they are combined: `detect/combining.py`.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from sentinel.records import HISTOGRAM_EDGES, Sample, StepRecord
+from sentinel.detect import combining
+from sentinel.records import Sample, StepRecord
 
-MOST_GROUPS = 64  # layer groups that are shown
-MOST_ROUTERS = 64
-MOST_EXPERTS = 512  # over all routers: each is a series
 MOST_OPEN = 4  # steps of a signal that wait for ranks; ranks in step are at most one apart
 
 SIGNALS = ("group_norms", "histogram", "update_norm", "expert_load", "local_grad_norm")
@@ -64,15 +60,19 @@ class Samples:
 
     def shown(self) -> Shown:
         """Costs a walk over what the ranks told: called once per scrape."""
-        latest = self._latest
-        histogram, zeros_ratio = _histogram(latest.get("histogram", {}))
+        norms = self._latest.get("group_norms", {})
+        values = self._told("histogram")
         return Shown(
-            _group_norms(latest.get("group_norms", {})),
-            histogram,
-            zeros_ratio,
-            _update_ratio(latest.get("update_norm", {})),
-            _expert_load(latest.get("expert_load", {})),
+            combining.group_norms(self._told("group_norms"), sharded=_is_sharded(norms)),
+            combining.histogram(values),
+            combining.zeros_ratio(values),
+            combining.update_ratio(self._told("update_norm")),
+            combining.expert_load(self._told("expert_load")),
         )
+
+    def _told(self, name: str) -> list[Sample]:
+        board = self._latest.get(name, {})
+        return [record.sampled for record in board.values() if record.sampled is not None]
 
     def _enter(self, name: str, rank: int, record: StepRecord) -> None:
         boards = self._open[name]
@@ -94,82 +94,5 @@ class Samples:
             self.noise_scale = self.noise_scale_of(board)
 
 
-def imbalance(load: Iterable[float]) -> float | None:
-    """Variance of an expert's load relative to a uniform one: 0 is even, experts - 1 is everything to one.
-
-    The squared coefficient of variation, which Shazeer et al. (2017, section 4) hold down by a loss of their own.
-
-    >>> imbalance([0.25, 0.25, 0.25, 0.25]), imbalance([1.0, 0.0, 0.0, 0.0])
-    (0.0, 3.0)
-    """
-    shares = tuple(load)
-    total = sum(shares)
-    if not shares or not total > 0.0:
-        return None
-    return sum((share * len(shares) / total - 1.0) ** 2 for share in shares) / len(shares)
-
-
-def is_finite(sample: Sample) -> bool:
-    """Whether every number in it is."""
-    single = (sample.update_norm, sample.weight_norm, sample.local_grad_norm)
-    many = (
-        *(sample.group_norms or {}).values(),
-        *(one for load in (sample.expert_load or {}).values() for one in load),
-    )
-    return all(value is None or math.isfinite(value) for value in (*single, *many))
-
-
-# ---------------------------------------------------------------- one signal of one step
-
-
 def _is_sharded(board: Board) -> bool:
     return any(record.grad_norm_local is not None for record in board.values())
-
-
-def _samples(board: Board) -> Iterator[Sample]:
-    return (record.sampled for record in board.values() if record.sampled is not None)
-
-
-def _group_norms(board: Board) -> Mapping[str, float]:
-    found: dict[str, list[float]] = {}
-    for sample in _samples(board):
-        for group, norm in (sample.group_norms or {}).items():
-            if group in found or len(found) < MOST_GROUPS:
-                found.setdefault(group, []).append(norm)
-    combine: Callable[[list[float]], float] = (lambda norms: math.hypot(*norms)) if _is_sharded(board) else max
-    combined = {group: combine(norms) for group, norms in found.items() if all(map(math.isfinite, norms))}
-    return {group: norm for group, norm in combined.items() if math.isfinite(norm)}
-
-
-def _histogram(board: Board) -> tuple[tuple[int, ...] | None, float | None]:
-    told = [sample for sample in _samples(board) if len(sample.histogram or ()) == len(HISTOGRAM_EDGES) + 1]
-    if not told:
-        return None, None
-    counts = tuple(map(sum, zip(*(sample.histogram or () for sample in told), strict=True)))
-    zeros = [sample.zeros for sample in told if sample.zeros is not None]
-    values = sum(counts) + sum(zeros)
-    return counts, sum(zeros) / values if len(zeros) == len(told) and values > 0 else None
-
-
-def _update_ratio(board: Board) -> float | None:
-    """Squares add up under sharding; where the ranks hold the same, their number cancels out."""
-    told = [(sample.update_norm, sample.weight_norm) for sample in _samples(board)]
-    update = math.hypot(*(changed for changed, weight in told if changed is not None and weight is not None))
-    weight = math.hypot(*(weight for changed, weight in told if changed is not None and weight is not None))
-    return update / weight if 0.0 < weight < math.inf and math.isfinite(update) else None
-
-
-def _expert_load(board: Board) -> Mapping[str, tuple[float, ...]]:
-    """The mean over the ranks, each of which sees its own tokens."""
-    found: dict[str, list[list[float]]] = {}
-    for sample in _samples(board):
-        for router, load in (sample.expert_load or {}).items():
-            if router in found or len(found) < MOST_ROUTERS:
-                found.setdefault(router, []).append(load)
-    means: dict[str, tuple[float, ...]] = {}
-    for router, loads in found.items():
-        same = [load for load in loads if len(load) == len(loads[0])]
-        mean = tuple(sum(shares) / len(same) for shares in zip(*same, strict=True))
-        if mean and all(map(math.isfinite, mean)):
-            means[router] = mean
-    return means

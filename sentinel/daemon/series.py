@@ -5,7 +5,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sentinel.daemon.samples import Samples, is_finite
+from sentinel.daemon.samples import Samples
+from sentinel.detect.combining import is_finite
 from sentinel.detect.step_parts import StepTimes, parts_of
 from sentinel.records import Gap, Heartbeat, Reflex, SnapshotNote, StepRecord, Trouble
 from sentinel.vocabulary import DropReason, Kind, Quality, UpdateResult

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sentinel.daemon.metrics import Metrics
-from sentinel.daemon.samples import MOST_EXPERTS, MOST_GROUPS
+from sentinel.daemon.sample_metrics import MOST_EXPERTS
+from sentinel.detect.combining import MOST_GROUPS
 from sentinel.records import HISTOGRAM_EDGES, Sample, StepRecord
 from sentinel.vocabulary import UpdateResult
 from tests.daemon.test_metrics import OF_RANK, record, reflex, scrape, value
