@@ -7,6 +7,7 @@ The originals are looked up when the first Run attaches, so a library that repla
 """
 
 import functools
+import math
 import threading
 import time
 import weakref
@@ -89,6 +90,7 @@ def _install() -> None:
     _replace(torch.autograd.graph, "_engine_run_backward", _untraced(_run_backward), also=[torch.autograd])
     _replace(clip_grad, "_get_total_norm", _total_norm, aliases=[(torch.nn.utils, "get_total_norm")])
     _replace(clip_grad, "_clip_grads_with_norm_", _clip, aliases=[(torch.nn.utils, "clip_grads_with_norm_")])
+    _replace(clip_grad, "clip_grad_value_", _clip_values, aliases=[(torch.nn.utils, "clip_grad_value_")])
     _replace(grad_scaler.GradScaler, "scale", _untraced(_scale))
     _replace(grad_scaler.GradScaler, "step", _untraced(_scaler_step))
     _replace(torch.nn.Module, "load_state_dict", _untraced(_load_state_dict))
@@ -171,6 +173,21 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return clip_with_norm
+
+
+def _clip_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    def clip_values(parameters: Any, clip_value: float, foreach: bool | None = None) -> Any:
+        if not _observers or torch.compiler.is_compiling():
+            return original(parameters, clip_value, foreach)
+        several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        for observer in _observers:
+            observer.before_clip(several, math.inf, None)
+        result = original(several, clip_value, foreach)
+        for observer in _observers:
+            observer.after_clip()
+        return result
+
+    return clip_values
 
 
 def _scale(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from sentinel.client import interception, scaling
 from sentinel.client.attempt import Attempt
 from sentinel.client.boundaries import Boundaries
 from sentinel.client.deferred import DeviceReader
-from sentinel.client.guard import measure
+from sentinel.client.guard import Measure, measure
 from sentinel.client.handle import Handle
 from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer, watch
@@ -126,6 +126,7 @@ class Loop:
         if not self._markers.reached(alone=len(interception.observers()) == 1):
             return
         self._void.clear()
+        self._markers.end()
         attempt = self._attempt_of_backward()
         attempt.backwards += 1
         attempt.backward_seconds += seconds
@@ -388,14 +389,24 @@ class Loop:
             return
         if self._stepping.evaluations == 1:
             self._judge(watched, attempt)
-        else:
-            attempt.measures[watched.name] = measure(watched)
+            return
+        taken = attempt.measures.get(watched.name)
+        if taken is None or list(taken.marks) != watched.gradient_marks:  # else it was clipped in the closure
+            attempt.measures[watched.name] = self._labelled(measure(watched), watched)
 
     def _judge(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
         """Before the reflex looks: gradients that nobody clipped are shown to the probes now."""
-        if watched.name not in attempt.measures:
+        fresh = watched.name not in attempt.measures
+        if fresh:
             self.probes.gradients(watched, attempt, getattr(watched.target, "grad_scale", None))
         self.reflexes.judge(watched, attempt)
+        if fresh:
+            attempt.measures[watched.name] = self._labelled(attempt.measures[watched.name], watched)
+
+    def _labelled(self, taken: Measure, watched: WatchedOptimizer) -> Measure:
+        """Gradients that the loop itself wrote to after its backward are perhaps clipped: the norm says so."""
+        changed = taken.source == "own" and self._markers.rewritten(watched)
+        return taken._replace(source="changed") if changed else taken
 
     # ------------------------------------------------------------ who is meant
 

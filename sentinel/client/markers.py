@@ -27,6 +27,7 @@ class Markers:
         self._touched: Touched = {}
         self._ever = False
         self._marked: dict[int, Tensor] = {}
+        self._left: dict[int, tuple[int, int]] = {}  # identity and version of their gradients after the last backward
         self._handles: list[Any] = []
 
     def place(self, optimizers: list[WatchedOptimizer]) -> None:
@@ -46,10 +47,26 @@ class Markers:
             handle.remove()
         self._handles.clear()
         self._marked.clear()
+        self._left.clear()
 
     def begin(self) -> None:
         """A backward begins in this thread."""
         self._touched[threading.get_ident()] = set()
+
+    def end(self) -> None:
+        """A backward of ours has returned: this is how it left the gradients."""
+        holders = ((key, one.grad) for key, one in self._marked.items() if one.grad is not None)
+        self._left = {key: (id(gradient), gradient._version) for key, gradient in holders}
+
+    def rewritten(self, watched: WatchedOptimizer) -> bool:
+        """Were this optimizer's gradients written to since the last backward? GradScaler's unscaling does not count:
+        the operation it uses leaves a tensor's version as it was.
+        """
+        for key, (identity, version) in self._left.items():
+            gradient = self._marked[key].grad if watched.holds(key) else None
+            if gradient is not None and (id(gradient) != identity or gradient._version != version):
+                return True
+        return False
 
     @property
     def touched(self) -> set[int]:

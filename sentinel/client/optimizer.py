@@ -83,6 +83,9 @@ class WatchedOptimizer:
         if seen != self._seen:
             self._seen, self._shape = seen, ()
 
+    def holds(self, parameter_id: int) -> bool:
+        return parameter_id in self._ids
+
     def overlap(self, holders: frozenset[int]) -> str:
         """How far the parameters with these ids, which hold gradients, are this optimizer's: all, some or none."""
         parameters = self.parameters  # brings the ids up to date
