@@ -69,6 +69,12 @@ class Sample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 HISTOGRAM_EDGES = tuple(10.0 ** (exponent / 2) for exponent in range(-24, 9))
 
 
+# How the norm was had. "clip": the loop's own clipping computed it; "own": sentinel did; "changed": sentinel did, but
+# the loop had written to the gradients after its backward, so it is perhaps the norm after clipping; "local": of this
+# rank's shards, squares add up over the ranks; "part": of its shards, and how they add up is not known.
+GRAD_NORM_SOURCES = ("clip", "own", "changed", "local", "part")
+
+
 class StepRecord(_Wire, frozen=True, tag="step"):
     """What one rank saw of one update attempt. Absent is None, never 0. Delivery: telemetry."""
 
@@ -79,7 +85,7 @@ class StepRecord(_Wire, frozen=True, tag="step"):
     result: UpdateResult  # what became of the update
     loss: float | None = None  # reported, else the captured objective, unscaled
     grad_norm: float | None = None  # global L2, before clipping, unscaled
-    grad_norm_source: str | None = None  # "own", "clip", "local": how the norm was had
+    grad_norm_source: str | None = None  # one of GRAD_NORM_SOURCES
     lr: float | None = None
     loss_scale: float | None = None
     step_seconds: float | None = None  # end of the previous attempt to end of this one
@@ -102,7 +108,7 @@ class StepRecord(_Wire, frozen=True, tag="step"):
     forward_seconds: float | None = None  # from the batch's arrival, or the last backward's end, to backward
     communication_wait_seconds: float | None = None  # waiting for other ranks
     communication_source: str | None = None  # how that was had: "ddp", "work"
-    grad_norm_local: float | None = None  # under sharding, of this rank's shards: squares add up over the ranks
+    grad_norm_local: float | None = None  # of this rank's shards: with source "local" squares add up over the ranks
     clip_fraction: float | None = None  # share of the last 100 clipped updates whose gradients were made smaller
     scheduler_steps: int | None = None  # steps of the lr scheduler since the start of the attempt
     evaluations: int | None = None  # of the closure, for optimizers that take one

@@ -96,8 +96,7 @@ class Attempt:
     ) -> StepRecord:
         """The record, from `values()` as floats, the Run's counters after this attempt, and the probes' fields."""
         norms = {name: numbers[f"norm.{name}"] for name in self.measures}
-        known = [norm for norm in norms.values() if norm is not None]
-        sources = {measure.source for measure in self.measures.values() if measure.source}
+        norm, part, source = self._norm(norms)
         lrs = [numbers[f"lr.{name}"] for name in self.lrs]
         others = {name: numbers[f"reported.{name}"] for name in self.reported.others}
         return StepRecord(
@@ -107,8 +106,8 @@ class Attempt:
             time=self.time,
             result=self.result,
             loss=numbers["loss"],
-            grad_norm=math.hypot(*known) if known else None,
-            grad_norm_source=sources.pop() if len(sources) == 1 else ("own" if sources else None),
+            grad_norm=norm,
+            grad_norm_source=source,
             lr=lrs[0] if lrs else None,
             loss_scale=numbers["loss_scale"],
             step_seconds=self.step_seconds,
@@ -125,16 +124,31 @@ class Attempt:
             data_position=self.data_position,
             hook_seconds=self.hook_seconds,
             clip_max_norm=self.clip_max_norm,
+            grad_norm_local=part,
             optimizers=self._per_optimizer(norms, numbers) if len(self.lrs) > 1 else None,
             reported={name: value for name, value in others.items() if value is not None} or None,
             **fields,
         )
+
+    def _norm(self, norms: dict[str, float | None]) -> tuple[float | None, float | None, str | None]:
+        """(global norm, this rank's part of it, source): over all optimizers; one of the two is known, or none."""
+        known = [(norm, self.measures[name]) for name, norm in norms.items() if norm is not None]
+        sources = {measure.source for _, measure in known if measure.source}
+        ranks = max((measure.ranks for _, measure in known), default=1)
+        if ranks == 1:
+            source = sources.pop() if len(sources) == 1 else ("own" if sources else None)
+            return (math.hypot(*(norm for norm, _ in known)) if known else None), None, source
+        # What is no part is the same on every rank.
+        parts = (norm if measure.ranks > 1 else norm / math.sqrt(ranks) for norm, measure in known)
+        return None, math.hypot(*parts), "part" if "part" in sources else "local"
 
     def _per_optimizer(
         self, norms: dict[str, float | None], numbers: dict[str, float | None]
     ) -> dict[str, dict[str, float]]:
         table: dict[str, dict[str, float]] = {}
         for name in self.lrs:
-            pair = {"lr": numbers[f"lr.{name}"], "grad_norm": norms.get(name)}
+            measure = self.measures.get(name)
+            norm = "grad_norm" if measure is None or measure.ranks == 1 else "grad_norm_local"
+            pair = {"lr": numbers[f"lr.{name}"], norm: norms.get(name)}
             table[name] = {key: value for key, value in pair.items() if value is not None}
         return table

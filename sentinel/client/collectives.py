@@ -63,9 +63,14 @@ def wrappers_of(model: torch.nn.Module) -> list[DistributedDataParallel]:
     return [one for one in around if any(id(parameter) in mine for parameter in one.parameters())]
 
 
+def world_size() -> int:
+    """Ranks of the process group; 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def wait_is_seen(device: torch.device) -> bool:
     """Is the time that collectives of this device take the host's time, and is there anybody to wait for?"""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+    if world_size() < 2:
         return False
     backend = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr]  # there is one
     return str(backend.name()).lower() in BLOCKING

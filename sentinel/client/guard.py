@@ -1,12 +1,14 @@
 """Decide before an update whether its gradients may reach the weights (the reflex of design section 4)."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from sentinel.client.collectives import world_size
 from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.probes.gradients import exact_norm, is_sharded, local, shard_norm, spread
 from sentinel.client.probes.loss import Value
 
 
@@ -14,9 +16,10 @@ class Measure(NamedTuple):
     """What is known of one optimizer's gradients before its step."""
 
     norm: Value | None  # before clipping, unscaled; None: there were no gradients
-    source: str | None  # "clip": the user's own clipping computed it; "own"; "local": this rank's shards
+    source: str | None  # as `StepRecord.grad_norm_source`
     nonfinite: bool | Tensor = False  # a bool tensor of shape () where the device is read later
     overflow: bool | Tensor = False  # GradScaler skips this update by itself: normal under AMP
+    ranks: int = 1  # more than one: the norm is this rank's part, and over so many ranks the squares add up
     marks: tuple[int, ...] = ()  # gradient_marks when it was taken; the measure holds while they do
 
 
@@ -29,16 +32,13 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     `divisor` is the loss scale that they still carry, `taken` a total norm somebody already computed of exactly
     these gradients. On a CPU the answer is final; on another device it stays there, unsynced.
     """
+    if watched.sharded:
+        return _measure_shards(watched, divisor, taken)
     norm = watched.norm() if taken is None else taken
     if norm is None:
         return ABSENT
-    source = "local" if watched.sharded else "own" if taken is None else "clip"
-    if hasattr(norm, "to_local"):
-        # The full value of a DTensor norm is a collective, which we never start (facts: FSDP2).
-        norm, source = norm.to_local(), "local"
-    scaled = norm.detach().double()
-    if divisor is not None:
-        scaled = scaled / divisor.to(scaled.device)
+    source = "own" if taken is None else "clip"
+    scaled = _unscaled(norm, divisor)
     if scaled.device.type != "cpu":
         return Measure(scaled.float(), source, ~torch.isfinite(norm.detach()))
     value = float(scaled)
@@ -47,6 +47,35 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     # The norm itself may have overflowed although every gradient is finite.
     value = watched.exact(1.0 if divisor is None else float(divisor))
     return Measure(value, source, not math.isfinite(value))
+
+
+def _measure_shards(watched: WatchedOptimizer, divisor: Tensor | None, taken: Tensor | None) -> Measure:
+    """The global norm where the user's clipping has gathered it, else this rank's part: we start no collective.
+
+    On a device nothing is flagged as not finite: the reflex may not act on one rank's part, the norm itself tells.
+    """
+    gradients = watched.gradients
+    if not gradients:
+        return ABSENT
+    if taken is not None and is_sharded(taken) and all(one.is_replicate() for one in cast("Any", taken).placements):
+        known = _unscaled(local(taken), divisor)
+        on_cpu = known.device.type == "cpu"
+        return Measure(float(known), "clip", not bool(torch.isfinite(known))) if on_cpu else Measure(known, "clip")
+    lie = spread(gradients)
+    whole = lie.adds_up and lie.ranks == world_size()
+    source = "own" if lie.ranks == 1 else "local" if whole else "part"
+    part = _unscaled(shard_norm(gradients, lie), divisor)
+    if part.device.type != "cpu":
+        return Measure(part.float(), source, ranks=lie.ranks)
+    value = float(part)
+    if not math.isfinite(value):
+        value = exact_norm(gradients, lie.copies) / (1.0 if divisor is None else float(divisor))
+    return Measure(value, source, not math.isfinite(value), ranks=lie.ranks)
+
+
+def _unscaled(norm: Tensor, divisor: Tensor | None) -> Tensor:
+    wide = norm.detach().double()
+    return wide if divisor is None else wide / divisor.to(wide.device)
 
 
 def amp_overflow(optimizer: Any) -> bool | Tensor | None:

@@ -70,7 +70,8 @@ class NonFinite:
         bad_loss = seen.loss is not None and not math.isfinite(seen.loss)
         reflexed = seen.result is UpdateResult.REFLEX or memory.reflex_step == seen.step
         overflow = seen.result is UpdateResult.OVERFLOW
-        bad_norm = seen.grad_norm is not None and not math.isfinite(seen.grad_norm) and not overflow
+        norm = _norm_of(seen)
+        bad_norm = norm is not None and not math.isfinite(norm) and not overflow
         memory.bad_losses = memory.bad_losses + 1 if bad_loss else 0
         if (bad_norm or reflexed) and memory.reflex_step != seen.step:
             memory.bad_gradients += 1
@@ -80,12 +81,12 @@ class NonFinite:
             return self._loss(seen, bad_gradient=bad_norm or reflexed, kept_out=reflexed, overflow=overflow)
         if memory.reflex_step == seen.step or not (bad_norm or reflexed):
             return None
-        return self._gradient(seen.step, kept_out=reflexed, more={"grad_norm": seen.grad_norm})
+        return self._gradient(seen.step, kept_out=reflexed, more={"grad_norm": norm})
 
     def _loss(self, seen: StepRecord, *, bad_gradient: bool, kept_out: bool, overflow: bool) -> Finding | None:
         if overflow:
             return None
-        gradient = "nonfinite" if bad_gradient else "absent" if seen.grad_norm is None else "finite"
+        gradient = "nonfinite" if bad_gradient else "absent" if _norm_of(seen) is None else "finite"
         repeated = self._memory.bad_gradients if bad_gradient else self._memory.bad_losses
         lasting = repeated >= self._settings.consecutive and gradient != "finite"
         reached_weights = bad_gradient and not kept_out
@@ -127,6 +128,12 @@ class NonFinite:
                 "lasting": lasting,
             },
         )
+
+
+def _norm_of(seen: StepRecord) -> float | None:
+    """The global norm, or under sharding a rank's own part that is not finite: no part of another makes that good."""
+    local = seen.grad_norm_local
+    return seen.grad_norm if local is None or math.isfinite(local) else local
 
 
 def _state(seen: SnapshotNote) -> Finding | None:

@@ -1,8 +1,8 @@
-"""Measure gradients: the global L2 norm, and which of them are not finite."""
+"""Measure gradients: the global L2 norm, or this rank's part of it, and which of them are not finite."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,50 @@ def local(tensor: Tensor) -> Tensor:
         # An uncoalesced gradient lists an index twice, and the norm of its values is wrong (pytorch/pytorch#4829).
         mine = mine.coalesce().values()
     return cast("Tensor", mine)
+
+
+class Spread(NamedTuple):
+    """How gradients lie on the ranks of a mesh."""
+
+    copies: list[int]  # of each gradient: so many ranks hold the same values
+    ranks: int  # over so many the squares of `shard_norm` add up to the global norm's
+    adds_up: bool  # False: a gradient is a sum that has still to be made (Partial), so nobody's part is known
+
+
+def spread(gradients: Sequence[Tensor]) -> Spread:
+    """Read from the placements alone; no collective. A plain tensor beside DTensors is held by every rank."""
+    meshes = [cast("Any", one).device_mesh if is_sharded(one) else None for one in gradients]
+    ranks = max((mesh.size() for mesh in meshes if mesh is not None), default=1)
+    copies, adds_up = [], True
+    for gradient, mesh in zip(gradients, meshes, strict=True):
+        held = ranks
+        if mesh is not None:
+            held //= mesh.size()
+            for dimension, placement in enumerate(cast("Any", gradient).placements):
+                held *= mesh.size(dimension) if placement.is_replicate() else 1
+                adds_up = adds_up and not placement.is_partial()
+        copies.append(held)
+    return Spread(copies, ranks, adds_up)
+
+
+@torch.no_grad()
+def shard_norm(gradients: Sequence[Tensor], lie: Spread) -> Tensor:
+    """This rank's part of the global L2 norm, shape (), float64: squares add up over the mesh (facts: FSDP2/TP norm).
+
+    The square of each gradient is divided by the number of ranks that hold the same values.
+    """
+    mine = [local(one) for one in gradients]
+    ordinary = [one for one in mine if one.dtype in FULL_PRECISION]
+    quick = iter(torch._foreach_norm(ordinary) if ordinary else ())
+    norms = [
+        next(quick) if one.dtype in FULL_PRECISION else torch.linalg.vector_norm(one, dtype=_precision(one))
+        for one in mine
+    ]
+    parts = [norm.to(norms[0].device, torch.float64) for norm in norms]
+    total: Tensor = torch.linalg.vector_norm(
+        torch.stack(torch._foreach_div(parts, [held**0.5 for held in lie.copies]))
+    )
+    return total
 
 
 @torch.no_grad()
@@ -46,17 +90,20 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def exact_norm(gradients: Sequence[Tensor]) -> float:
-    """The same in float64 throughout: finite whenever every gradient is. For the rare second look."""
+def exact_norm(gradients: Sequence[Tensor], copies: Sequence[int] | None = None) -> float:
+    """The same in float64 throughout: finite whenever every gradient is. For the rare second look.
+
+    With `copies` it is this rank's part, as `shard_norm` is.
+    """
     total = 0.0
-    for gradient in gradients:
+    for gradient, held in zip(gradients, copies or [1] * len(gradients), strict=True):
         mine = local(gradient)
         mine = (torch.view_as_real(mine.resolve_conj()) if mine.is_complex() else mine).double()
         largest = float(mine.abs().max()) if mine.numel() else 0.0
         if not math.isfinite(largest):
             return math.nan if bool(torch.isnan(mine).any()) else math.inf
         if largest > 0.0:
-            total = math.hypot(total, largest * float(torch.linalg.vector_norm(mine / largest)))
+            total = math.hypot(total, largest * float(torch.linalg.vector_norm(mine / largest)) / math.sqrt(held))
     return total
 
 
