@@ -166,6 +166,7 @@ class _Daemon:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._pipeline.note_heard()
+            self._pipeline.combining.overdue()
             if self._database_file is not None and not self._database_file.exists():
                 _log.error("the database was removed, so this daemon leaves", database=str(self._database_file))
                 self._leave.set()

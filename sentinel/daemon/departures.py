@@ -105,6 +105,7 @@ class Departures:
         if rank.ended:
             return
         self._dispatcher.rank_ended(rank)
+        self._pipeline.combining.end(rank)
         self._pipeline.judging.end(rank)
         rank.ended = True
         rank.status = status
@@ -116,6 +117,7 @@ class Departures:
         if not run.ended:
             run.call_the_roll()
             return
+        self._pipeline.combining.forget(run.run_id)
         self._fleet.forget(run)
         self._fleet.last_end = time.monotonic()
         ended_at, outcome = time.time(), _status_of(run)

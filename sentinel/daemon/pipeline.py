@@ -12,6 +12,7 @@ from sentinel.daemon.connection import Rejected, RejectedError
 from sentinel.daemon.core import Core
 from sentinel.daemon.dispatcher import Dispatcher
 from sentinel.daemon.judging import Judging
+from sentinel.daemon.norms import Combining
 from sentinel.daemon.rank import Rank, Start
 from sentinel.records import (
     Ack,
@@ -44,12 +45,13 @@ class Pipeline:
         self._fleet, self._writer, self._metrics = core
         self._dispatcher = dispatcher
         self.judging = judging
+        self.combining = Combining(self._fleet, self._metrics, judging.observe)
         self._heard: dict[Rank, int] = {}
         self.said_goodbye: Callable[[Rank], None] = _nobody_listens
         self._routes: dict[type, _Route] = {
             StepRecord: self._step,
-            Reflex: self.judging.observe,
-            SnapshotNote: self.judging.observe,
+            Reflex: self.combining.observe,
+            SnapshotNote: self.combining.observe,
             RunStart: self._start,
             RunEnd: self._end,
             Ack: self._ack,
@@ -120,7 +122,7 @@ class Pipeline:
 
     def _step(self, rank: Rank, record: StepRecord) -> None:
         rank.saw(record)
-        self.judging.observe(rank, record)
+        self.combining.observe(rank, record)
 
     def _start(self, rank: Rank, start: RunStart) -> None:
         self.judging.begin(rank, Start.of(start))

@@ -1,6 +1,7 @@
 """Read back from the database what an earlier daemon knew: how a rank started, and which commands it left open."""
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from sentinel.records import Ack, Incident, IncidentStatus, Origin, Sample, Step
 from sentinel.store import engine as engines
 from sentinel.store.database import Store
 from sentinel.store.intake import read_step
+from sentinel.store.norms import PART
 from sentinel.store.starts import is_ours
 from sentinel.store.tables import acks, attempts, commands, decisions, incidents, ranks, runs, steps
 from sentinel.store.values import from_text
@@ -73,7 +75,27 @@ def recent_steps(url: str, origin: Origin, most: int) -> list[StepRecord]:
     question = select(steps).where(of_rank, steps.c.generation == newest).order_by(steps.c.step.desc()).limit(most)
     with _reading(url) as connection:
         rows = [read_step(dict(row)) for row in connection.execute(question).mappings()]
+        if any(row["grad_norm_source"] == PART for row in rows):
+            norms = _global_norms(connection, origin, rows[-1])
+            rows = [{**row, "grad_norm": norms.get(row["step"])} if row["grad_norm"] is None else row for row in rows]
     return [_record(row) for row in reversed(rows)]
+
+
+def _global_norms(connection: Connection, origin: Origin, oldest: Mapping[str, Any]) -> dict[int, float]:
+    """By step, from the parts of all ranks, of the generation of `oldest` and since; without those that miss one."""
+    part = steps.c.grad_norm_local
+    of_attempt = (steps.c.run_id == origin.run_id) & (steps.c.attempt == origin.attempt)
+    since = (steps.c.generation == oldest["generation"]) & (steps.c.step >= oldest["step"])
+    world_size = select(attempts.c.world_size).where(
+        attempts.c.run_id == origin.run_id, attempts.c.attempt == origin.attempt
+    )
+    question = (
+        select(steps.c.step, func.sum(part * part))
+        .where(of_attempt, since, steps.c.grad_norm_source == PART)
+        .group_by(steps.c.step)
+        .having(func.count(part) == world_size.scalar_subquery())
+    )
+    return {step: math.sqrt(squares) for step, squares in connection.execute(question)}
 
 
 def _record(row: Mapping[str, Any]) -> StepRecord:

@@ -82,7 +82,7 @@ class RankSeries:
         self._gauge("generation", record.generation)
         self._gauge("host_memory_bytes", record.host_memory_bytes)
         good_loss = self._gauge("loss", record.loss)
-        good_gradient = self._gauge("grad_norm", record.grad_norm)
+        good_gradient = self._norm(record)
         known = self._reflex_step == (record.generation, record.step)
         self.nonfinite["loss"] += not good_loss
         self.nonfinite["gradient"] += not good_gradient and not known
@@ -93,6 +93,10 @@ class RankSeries:
         if record.memory_allocated_bytes is not None:
             values = (record.memory_allocated_bytes, record.memory_reserved_bytes, record.memory_peak_bytes)
             self.memory = {kind: value for kind, value in zip(MEMORY, values, strict=True) if value is not None}
+
+    def global_norm(self, norm: float | None) -> None:
+        """Under sharding: the ranks' parts of a step together, or None where one of them will never come."""
+        self._gauge("grad_norm", norm)
 
     def reflex(self, reflex: Reflex) -> None:
         """The step's own record follows and must not count the same gradient again."""
@@ -117,6 +121,11 @@ class RankSeries:
         if grown > 0:
             self.hook_seconds += grown
             self._hook_seconds_of_attempt = heartbeat.hook_seconds
+
+    def _norm(self, record: StepRecord) -> bool:
+        """False for a gradient that is not finite. A part of the norm is shown by `global_norm`, with the others."""
+        part = record.grad_norm_local
+        return self._gauge("grad_norm", record.grad_norm) if part is None else math.isfinite(part)
 
     def _others(self, record: StepRecord) -> bool:
         """The rest of the gauges. False where one of their values is not finite."""

@@ -10,6 +10,7 @@ from sentinel.errors import NoSuchRunError
 from sentinel.store import engine as engines
 from sentinel.store import schema, timeline
 from sentinel.store.intake import read_step
+from sentinel.store.norms import with_global_norms
 from sentinel.store.tables import (
     attempts,
     checkpoints,
@@ -122,9 +123,14 @@ class History:
         return self._of_run(generations, run_id, generations.c.attempt, generations.c.generation)
 
     def steps(self, run_id: str, live_only: bool = True) -> Iterator[Row]:
-        """Step records in order of attempt, generation, step, rank; with the boolean `live`."""
+        """Step records in order of attempt, generation, step, rank; with the boolean `live`.
+
+        `grad_norm` is always the global one: under sharding it is combined here from the ranks' parts.
+        """
+        world_sizes = {row["attempt"]: row["world_size"] for row in self.attempts(run_id)}
         for segment in timeline.segments(self.generations(run_id)):
-            for row in self._steps_of(run_id, segment, live_only=live_only):
+            rows = self._steps_of(run_id, segment, live_only=live_only)
+            for row in with_global_norms(rows, world_sizes):
                 yield {**row, "live": segment.is_live(row["step"])}
 
     def findings(self, run_id: str) -> list[Row]:
