@@ -76,6 +76,39 @@ class DataSettings:
         _at_least("data.tape_bytes", self.tape_bytes, 0)
 
 
+# What is sampled, by the name that sampling.signals and the records use.
+SAMPLED = ("group_norms", "histogram", "update_ratio", "fingerprint", "local_grad_norm", "expert_load")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """[sampling] The signals that are too dear for every step."""
+
+    enabled: bool = True  # false: none of them is taken
+    signals: tuple[str, ...] | str = "all"  # names of those that are, or "all"
+    every_steps: int = 50  # taken at steps that this divides; a dear one at every second, fourth ... of them
+    cost_ratio: float = 0.005  # share of the step time that all of them together may take
+    histogram_elements: int = 2**20  # gradients of so many values are counted one by one, larger ones by a stride
+    update_elements: int = 2**20  # so many weights are copied to see what an update changes; a stride beyond
+
+    def __post_init__(self) -> None:
+        _at_least("sampling.every_steps", self.every_steps, 1, "set sampling.enabled = false to sample nothing")
+        _ratio("sampling.cost_ratio", self.cost_ratio)
+        _at_least("sampling.histogram_elements", self.histogram_elements, 1024)
+        _at_least("sampling.update_elements", self.update_elements, 1024)
+        if isinstance(self.signals, str):
+            _one_of("sampling.signals", self.signals, ("all",))
+            return
+        for name in self.signals:
+            _one_of("sampling.signals", name, SAMPLED)
+
+    def names(self) -> tuple[str, ...]:
+        """What is to be taken, in the order of `SAMPLED`."""
+        if not self.enabled:
+            return ()
+        return tuple(name for name in SAMPLED if self.signals == "all" or name in self.signals)
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
     """[outbox] The client's bounded queue to the daemon."""
@@ -253,6 +286,7 @@ class Settings:
     reflex: ReflexSettings = field(default_factory=ReflexSettings)
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     http: HttpSettings = field(default_factory=HttpSettings)

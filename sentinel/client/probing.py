@@ -22,6 +22,8 @@ class Probing:
         self._trouble = trouble
         self._failures: dict[str, int] = {}
         self._probes = probes
+        for probe in probes:
+            probe.trouble = trouble
         self._listen()
 
     def arm(self, step: int) -> None:
@@ -54,7 +56,7 @@ class Probing:
             found |= self._call(call, attempt) or {}
         return found
 
-    def fields(self, attempt: Attempt, numbers: dict[str, float | None]) -> dict[str, Any]:
+    def fields(self, attempt: Attempt, numbers: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for call in self._fields:
             found |= self._call(call, attempt, numbers) or {}

@@ -1,6 +1,6 @@
 """What a signal's probe may hook into: points of an update attempt, each a no-op until a probe overrides it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,8 @@ class Probe:
     The order within one attempt: arm, after_backward (once per backward), gradients, before_update, after_update
     (these three once per optimizer), values, then, when the device has answered, fields.
     """
+
+    trouble: Callable[[str, str], object] | None = None  # set by `Probing`: (what, text) for the Run's record
 
     def arm(self, step: int) -> None:
         """The attempt of this number comes next: called before its forward, once the last one's update is done."""
@@ -40,8 +42,8 @@ class Probe:
         del attempt
         return {}
 
-    def fields(self, attempt: Attempt, numbers: Mapping[str, float | None]) -> Mapping[str, Any]:
-        """Fields of the StepRecord, from what `values` named, now as floats."""
+    def fields(self, attempt: Attempt, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fields of the StepRecord, from what `values` named, now as floats, or lists of them for shape (n,)."""
         del attempt, numbers
         return {}
 
