@@ -215,12 +215,20 @@ class NonFiniteSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RankDesyncSettings:
+    """[detect.rank_desync] Ranks whose parameters differ from those of their replicas."""
+
+    enabled: bool = True  # false: this detector does not run
+
+
+@dataclass(frozen=True, slots=True)
 class DetectSettings:
     """[detect] Detectors; one section each."""
 
     nonfinite: NonFiniteSettings = field(default_factory=NonFiniteSettings)
     loss_spike: LossSpikeSettings = field(default_factory=LossSpikeSettings)
     loss_divergence: LossDivergenceSettings = field(default_factory=LossDivergenceSettings)
+    rank_desync: RankDesyncSettings = field(default_factory=RankDesyncSettings)
     resolve_steps: int = 20  # an incident ends after so many steps without a finding of its kind
 
     def __post_init__(self) -> None:

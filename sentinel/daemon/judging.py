@@ -1,5 +1,6 @@
 """Ask the judge of each rank about what it does, write its rulings down, and have its decisions carried out."""
 
+import functools
 import time
 import uuid
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ import msgspec
 import structlog
 
 from sentinel.config import Settings
+from sentinel.daemon.comparing import Comparing
 from sentinel.daemon.core import Core
 from sentinel.daemon.dispatcher import Dispatcher, Result
 from sentinel.daemon.fuse import Fuse, Guarded
@@ -32,6 +34,7 @@ class Judging:
         self._settings = settings
         self._fuses: dict[Rank, Fuse] = {}
         self._judges: dict[Rank, Judge] = {}
+        self._comparing: dict[str, Comparing] = {}  # by run_id, where there are several ranks
         self._degraded: dict[Rank, list[Incident]] = {}
         self._clerk = Clerk()
         dispatcher.concluded = self._concluded
@@ -53,10 +56,13 @@ class Judging:
             settings = self._settings
         fuse = self.fuse(rank)
         detectors = [Guarded(detector, fuse) for detector in catalogue.build(settings.detect)]
+        learnt_from = list(learnt_from)
         for record in learnt_from:
             for detector in detectors:
                 detector.observe(record)
         self._judges[rank] = Judge(rank.origin, detectors, settings, _new_id)
+        if rank.world_size > 1:
+            self._compare(rank, settings).learn(rank.origin.rank, learnt_from)
         rank.margin_steps = settings.rollback.margin_steps
         rank.pause_limit_seconds = settings.pause.limit_seconds
         run = self._metrics.run(rank.origin.run_id)
@@ -67,6 +73,7 @@ class Judging:
         judge = self._judges.pop(rank, None)
         if judge is not None:
             self._rule(rank, self.fuse(rank).guard("judge", judge.end, self._situation(rank)))
+        self._end_comparing(rank)
         for incident in self._degraded.pop(rank, []):
             closed = msgspec.structs.replace(incident, status=IncidentStatus.RESOLVED, resolved_at=time.time())
             self._metrics.incident(closed)
@@ -79,6 +86,35 @@ class Judging:
             return
         ruling = self.fuse(rank).guard("judge", judge.observe, seen, self._situation(rank))
         self._rule(rank, ruling, seen.outcome if isinstance(seen, Reflex) else Outcome.APPLIED)
+        comparing = self._comparing.get(rank.origin.run_id)
+        if comparing is not None:
+            situation = functools.partial(self._situation, rank)
+            self._rule_all(rank, comparing.observe(rank.origin.rank, seen, situation, self.fuse(rank)))
+
+    def _compare(self, rank: Rank, settings: Settings) -> Comparing:
+        """The comparison of this rank with the others of its attempt."""
+        known = self._comparing.get(rank.origin.run_id)
+        if known is None or known.attempt != rank.origin.attempt:
+            known = Comparing(rank.origin, rank.world_size, settings, _new_id)
+            self._comparing[rank.origin.run_id] = known
+        return known
+
+    def _end_comparing(self, rank: Rank) -> None:
+        run = self._fleet.run_of(rank)
+        if run is not None and all(other.ended or other is rank for other in run.ranks.values()):
+            comparing = self._comparing.pop(run.run_id, None)
+            if comparing is not None:
+                self._rule_all(rank, comparing.end(self._situation(rank), self.fuse(rank)))
+
+    def _rule_all(self, rank: Rank, ruling: Ruling | None) -> None:
+        """A ruling about the whole run: it is written once, and every rank's ring hears of it."""
+        run = self._fleet.run_of(rank)
+        if ruling is None or run is None:
+            return
+        for other in run.connected:
+            for mark in ruling.marks:
+                other.send(mark)
+        self._rule(run.first, ruling._replace(marks=()))
 
     def _concluded(self, rank: Rank, decision: Decision, result: Result) -> None:
         judge = self._judges.get(rank)

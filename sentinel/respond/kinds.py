@@ -83,6 +83,16 @@ TABLE: tuple[Row, ...] = (
         evidence=("drift", "sum_ratio"),
         note="a notice at half of the sum pins the last GOOD snapshot; then as loss_spike",
     ),
+    Row(
+        Kind.RANK_DESYNC,
+        Family.ALONE,
+        (Tier.T0,),
+        ROLLBACKS,
+        "replay",
+        exact_onset=True,
+        evidence=("groups", "differing_groups", "observers", "agreed_step"),
+        note="parameters of replicas differ: the minority is named, else all; the onset follows the last agreement",
+    ),
 )
 
 _ROWS = {row.kind: row for row in TABLE}
