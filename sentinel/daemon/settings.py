@@ -36,6 +36,7 @@ class _FromFileAndEnvironment(BaseSettings):
     respond: config.RespondSettings = Field(default_factory=config.RespondSettings)
     rollback: config.RollbackSettings = Field(default_factory=config.RollbackSettings)
     pause: config.PauseSettings = Field(default_factory=config.PauseSettings)
+    sampling: config.SamplingSettings = Field(default_factory=config.SamplingSettings)
     notify: NotifySettings = Field(default_factory=NotifySettings)
 
     @classmethod
