@@ -145,7 +145,7 @@ def _build(
     run = AttachedRun(
         run_id, mode, loop=loop, ring=ring, outbox=outbox, settings=settings, world_size=rank.world_size
     )
-    loop.probes = Probing(catalogue.build(subject, loop.watched, settings), run.on_trouble)
+    loop.use(Probing(catalogue.build(subject, loop.watched, settings), run.on_trouble))
     process_start, nonce = psutil.Process().create_time(), secrets.token_hex(8)
     outbox.push(_start(run, settings, rank, process_start, described))
     link = Link(

@@ -1,11 +1,9 @@
 """Turn what happens in the user's loop into update attempts. Every public method is called by torch or the user.
 
-An attempt opens when an optimizer steps, or when GradScaler skips one's step; with several optimizers it goes on
-until one that already stepped in it steps again, or to the top of `run.batches`. Its record is sent when the next
-backward begins, so that a report made after `optimizer.step()` still belongs to it.
+An attempt opens when an optimizer steps, or when GradScaler skips one's step (`attempts`). Its record is sent when
+the next backward begins, so that a report made after `optimizer.step()` still belongs to it.
 """
 
-import math
 import threading
 import time
 import weakref
@@ -16,10 +14,12 @@ from torch import Tensor
 
 from sentinel.client import interception, scaling
 from sentinel.client.attempt import Attempt
+from sentinel.client.attempts import Attempts
 from sentinel.client.boundaries import Boundaries
+from sentinel.client.clipping import Clipping
 from sentinel.client.deferred import DeviceReader
-from sentinel.client.guard import Measure, measure
 from sentinel.client.handle import Handle
+from sentinel.client.judgement import Judgement
 from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer, watch
 from sentinel.client.probes.loss import SCALED_BY, scalar_roots
@@ -27,7 +27,6 @@ from sentinel.client.probes.memory import device_memory
 from sentinel.client.probing import Probing
 from sentinel.client.reflex import Reflexes
 from sentinel.client.shield import shielded, untraced
-from sentinel.client.stepping import Stepping
 from sentinel.client.subject import Subject
 from sentinel.config import Settings
 from sentinel.records import Reflex, StepRecord
@@ -44,8 +43,6 @@ class Loop:
     ) -> None:
         self.subject = subject
         self.settings = settings
-        self.step = step  # attempts so far
-        self.generation = 0
         self.applied = 0
         self.skipped = 0
         self.phase = "train"
@@ -65,13 +62,11 @@ class Loop:
         self.reflexes = Reflexes(settings.reflex, send, self._names)
         self.watched = watch(subject.optimizers, subject.wrappers)
         self._reader = DeviceReader()
-        self._gathering = Attempt()  # from its first backward to its first step
-        self._current: Attempt | None = None  # opened, not yet sent
-        self._latest: Attempt | None = None  # whose backward ran last
-        self._stepped: list[WatchedOptimizer] = []
-        self._void: list[WatchedOptimizer] = []  # hold gradients of a state that a turn has replaced
         self._markers = Markers(weakref.WeakMethod(self._touched))
-        self._stepping = Stepping()
+        self._attempts = Attempts(self.watched, self._markers, step)
+        self._stepping = self._attempts.stepping
+        self._clipping = Clipping(self._attempts)
+        self._judgement = Judgement(self._attempts, self._markers, self.reflexes)
         self._thread = 0  # in which the last step ran
         self._complaints: set[str] = set()
         self._step_started = 0.0
@@ -80,7 +75,20 @@ class Loop:
         self._hook_fired = False
         untraced(self)
 
+    @property
+    def step(self) -> int:
+        """Attempts so far."""
+        return self._attempts.step
+
+    @property
+    def generation(self) -> int:
+        return self._attempts.generation
+
     # ------------------------------------------------------------ set up and taken down by the Run
+
+    def use(self, probes: Probing) -> None:
+        """Called once, before `hook`."""
+        self.probes = self._clipping.probes = self._judgement.probes = probes
 
     def hook(self) -> None:
         for watched in self.watched:
@@ -101,8 +109,7 @@ class Loop:
         """After the end: whoever keeps the Run keeps no parameter alive with it."""
         for watched in self.watched:
             watched.release()
-        self._current = self._latest = None
-        self._gathering = Attempt()
+        self._attempts.forget()
 
     def failed(self, where: str, error: Exception) -> None:
         self.on_failure(where, error)
@@ -114,8 +121,7 @@ class Loop:
         self._markers.begin()
         if not self._last_end:  # what came before is no part of the first step
             self._last_end, self.pause_seconds = time.perf_counter(), 0.0
-        complete = self._current is not None and len(self._stepped) == len(self.watched)
-        if complete and self._between_steps and self._thread == threading.get_ident():
+        if self._attempts.complete and self._thread == threading.get_ident():
             self.flush()
 
     def _touched(self, parameter: Tensor) -> None:
@@ -125,12 +131,12 @@ class Loop:
     def after_backward(self, outputs: Sequence[Any], seconds: float) -> None:
         if not self._markers.reached(alone=len(interception.observers()) == 1):
             return
-        self._void.clear()
+        self._attempts.void.clear()
         self._markers.end()
-        attempt = self._attempt_of_backward()
+        attempt = self._attempts.of_backward()
         attempt.backwards += 1
         attempt.backward_seconds += seconds
-        self._latest = attempt
+        self._attempts.latest = attempt
         self.probes.after_backward(attempt, time.perf_counter())
         roots = scalar_roots(outputs)
         for root in roots:
@@ -144,44 +150,23 @@ class Loop:
 
     @shielded
     def before_clip(self, parameters: list[Tensor], max_norm: float, norm: Any) -> None:
-        holding = [id(parameter) for parameter in parameters if parameter.grad is not None]
-        holders = frozenset(holding)
-        for watched in self.watched:
-            overlap = watched.overlap(holders)
-            if overlap == "none":
-                continue
-            attempt = self._attempt_of(watched)
-            inside = watched is self._stepping.evaluating  # clipping in a closure: the last evaluation counts
-            earlier = attempt.measures.get(watched.name)
-            if earlier is not None and not inside and list(earlier.marks) == watched.gradient_marks:
-                continue  # another part of the same gradients is clipped now
-            exactly = overlap == "all" and len(holding) == len(holders)  # a tied weight may be named twice
-            taken = norm.value if norm is not None and exactly else None
-            divisor = scaling.carried(attempt.scaler, watched.ids)
-            attempt.measures[watched.name] = measure(watched, divisor, taken)
-            self.probes.gradients(watched, attempt, divisor)
-            attempt.clip_max_norm = max_norm if math.isfinite(max_norm) else None  # Trainer clips to inf for the norm
+        self._clipping.before(parameters, max_norm, norm)
 
     @shielded
     def after_clip(self) -> None:
-        # Clipping writes to the gradients itself; only what is written after it voids the measure.
-        for attempt in (self._gathering, self._current):
-            for watched in self.watched:
-                taken = attempt.measures.get(watched.name) if attempt is not None else None
-                if attempt is not None and taken is not None:
-                    attempt.measures[watched.name] = taken._replace(marks=tuple(watched.gradient_marks))
+        self._clipping.after()
 
     @shielded
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> None:
-        if self._find(optimizer) is not None:
+        if self._attempts.find(optimizer) is not None:
             self.scaler = Handle(scaler)
             self._hook_fired = False
 
     @shielded
     def after_scaler_step(self, _scaler: Any, optimizer: Any) -> None:
         """GradScaler fires no hook when it skips an unfused step; that attempt ends here."""
-        watched = self._find(optimizer)
-        if watched is None or watched in self._void or self._hook_fired or not _scaler._enabled:
+        watched = self._attempts.find(optimizer)
+        if watched is None or watched in self._attempts.void or self._hook_fired or not _scaler._enabled:
             return
         attempt = self._open(watched)
         attempt.result = UpdateResult.OVERFLOW
@@ -190,7 +175,9 @@ class Loop:
     @shielded
     def state_loaded(self, target: Any) -> None:
         """Somebody called load_state_dict outside a turn. If it is ours, older snapshots are of another state."""
-        ours = self._find(target) is not None or any(target is module for module in self.subject.model.modules())
+        ours = self._attempts.find(target) is not None or any(
+            target is module for module in self.subject.model.modules()
+        )
         inside = any(module is self.subject.model for module in getattr(target, "modules", list)())
         if (ours or inside) and self.boundaries is not None:
             self.boundaries.state_loaded()
@@ -199,24 +186,24 @@ class Loop:
 
     @shielded
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watched = self._find(optimizer)
+        watched = self._attempts.find(optimizer)
         if watched is None:
             return None
         self._hook_fired = True
         if self._stepping.repeats(watched):
             return None
-        if watched in self._void:
+        if watched in self._attempts.void:
             watched.set_aside()
             return None
         self._thread = threading.get_ident()
-        self._forget_broken_step()
+        self._attempts.forget_broken_step()
         watched.look_again()
         self._take_base()
         attempt = self._open(watched)
         if not attempt.backwards and watched.gradients:
             self._markers.place(self.watched)
         self._stepping.enter(watched)
-        opens = len(self._stepped) == 1
+        opens = len(self._attempts.stepped) == 1
         if (
             opens
             and self.boundaries is not None
@@ -234,57 +221,55 @@ class Loop:
         else:
             replaced = None
             if attempt.result is not UpdateResult.TURN:
-                self._judge(watched, attempt)
+                self._judgement.before_step(watched, attempt)
         self.probes.before_update(watched, attempt)
         self._step_started = time.perf_counter()
         return replaced
 
     @shielded
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        watched = self._find(optimizer)
+        watched = self._attempts.find(optimizer)
         if watched is None or not self._stepping.leave():
             return
         watched.give_back()
         watched.end_device_skip()
-        if self._current is None or watched in self._void:
+        attempt = self._attempts.current
+        if attempt is None or watched in self._attempts.void:
             return
-        self._current.optimizer_seconds += time.perf_counter() - self._step_started
-        self.probes.after_update(watched, self._current)
-        self._close(watched, self._current)
+        attempt.optimizer_seconds += time.perf_counter() - self._step_started
+        self.probes.after_update(watched, attempt)
+        self._close(watched, attempt)
 
     # ------------------------------------------------------------ called by the Run
 
     @shielded
     def report(self, loss: Any, tokens: Any, samples: Any, others: dict[str, Any]) -> None:
-        attempt = self._latest
-        if attempt is None or (attempt is not self._current and attempt is not self._gathering):
-            attempt = self._gathering  # its record is gone already: this is said ahead of the next backward
-        for text in attempt.reported.add(loss, tokens, samples, others):
+        for text in self._attempts.of_report().reported.add(loss, tokens, samples, others):
             if text not in self._complaints and len(self._complaints) < MOST_COMPLAINTS:
                 self._complaints.add(text)
                 self.on_trouble("report", text)
 
     @shielded
     def waited_for_data(self, seconds: float) -> None:
-        attempt = self._gathering
+        attempt = self._attempts.gathering
         attempt.data_wait_seconds = (attempt.data_wait_seconds or 0.0) + seconds
 
     def end_attempt(self) -> None:
         """The top of run.batches: whatever was open is complete."""
         if not self._last_end:
             self._last_end = time.perf_counter()
-        self._forget_broken_step()
+        self._attempts.forget_broken_step()
         self.flush()
-        self._stepped.clear()
+        self._attempts.stepped.clear()
 
     @property
     def between_attempts(self) -> bool:
         """No gradients are being gathered: nothing is lost if the state changes now."""
-        return self._gathering.backwards == 0
+        return self._attempts.between
 
     def flush(self) -> None:
         """Send the record of the last attempt. Numbers that are still on a device follow in order."""
-        attempt, self._current = self._current, None
+        attempt = self._attempts.take()
         if attempt is None:
             self._reader.poll()
             return
@@ -293,39 +278,18 @@ class Loop:
 
     def finish(self) -> None:
         """At the end of the Run: everything is sent, waiting for the device if need be."""
-        self._forget_broken_step()
+        self._attempts.forget_broken_step()
         self.flush()
         self._reader.poll(wait=True)
 
     def rewound(self, step: int, applied: int, skipped: int) -> None:
         """A turn restored an older state: the numbers go back with it, the history grows a generation."""
         self.finish()
-        self.step, self.applied, self.skipped = step, applied, skipped
-        self.generation += 1
-        self._gathering = Attempt()
-        self._current = self._latest = None
-        # The optimizers that would still step in this attempt must not: theirs are gradients of the old state.
-        self._void = [one for one in self.watched if self._stepped and one not in self._stepped]
-        self._stepped.clear()
+        self.applied, self.skipped = applied, skipped
+        self._attempts.rewound(step)
         self.reflexes.applied()
 
     # ------------------------------------------------------------ attempts
-
-    @property
-    def _between_steps(self) -> bool:
-        return self._stepping.broken is None and self._stepping.evaluating is None
-
-    def _forget_broken_step(self) -> None:
-        """A step that raised, in a loop that goes on, was no attempt: the next one takes its number."""
-        watched = self._stepping.broken
-        if watched is None:
-            return
-        self._stepping.leave()
-        watched.forget()
-        if watched in self._stepped:
-            self._stepped.remove(watched)
-        if not self._stepped and self._current is not None:
-            self.step, self._current = self.step - 1, None
 
     @shielded
     def _take_base(self) -> None:
@@ -334,17 +298,9 @@ class Loop:
             self.boundaries.take_base()
 
     def _open(self, watched: WatchedOptimizer) -> Attempt:
-        if watched in self._stepped or not self._stepped or self._current is None:
+        if self._attempts.begins_with(watched):
             self.flush()
-            self.step += 1
-            self._stepped = [watched]
-            attempt, self._gathering = self._gathering, Attempt()
-            attempt.generation, attempt.step = self.generation, self.step
-            self._current = attempt
-        else:
-            self._stepped.append(watched)
-            attempt = self._current
-        return attempt
+        return self._attempts.open(watched)
 
     def _close(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
         """After each optimizer's step: what is known now. The attempt stays open for others and for reports."""
@@ -359,14 +315,15 @@ class Loop:
         attempt.loss_scale = scaling.value_of(self.live_scaler)
         if self._last_end:
             attempt.step_seconds = max(0.0, now - self._last_end - self.pause_seconds)
-        if len(self._stepped) == len(self.watched) or len(self.watched) == 1:
+        stepped = self._attempts.stepped
+        if len(stepped) == len(self.watched) or len(self.watched) == 1:
             self.pause_seconds, self._last_end = 0.0, now
             self.probes.arm(self.step + 1)
         if attempt.result is not UpdateResult.TURN:
             self.step_ended(self.step, attempt.step_seconds, attempt.result)
         attempt.hook_seconds = self.hook_seconds - self._hook_seconds_before
         self._hook_seconds_before = self.hook_seconds
-        if len(self._stepped) == 1 and self.boundaries is not None and not self.batches_active():
+        if len(stepped) == 1 and self.boundaries is not None and not self.batches_active():
             self.boundaries.after_step(nothing_applied=attempt.result is UpdateResult.OVERFLOW)
 
     def _emit(self, attempt: Attempt, numbers: dict[str, float | None]) -> None:
@@ -384,50 +341,7 @@ class Loop:
 
     @shielded
     def _after_evaluation(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
-        if attempt.result is UpdateResult.TURN:
-            watched.set_aside()
-            return
-        if self._stepping.evaluations == 1:
-            self._judge(watched, attempt)
-            return
-        taken = attempt.measures.get(watched.name)
-        if taken is None or list(taken.marks) != watched.gradient_marks:  # else it was clipped in the closure
-            attempt.measures[watched.name] = self._labelled(measure(watched), watched)
-
-    def _judge(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
-        """Before the reflex looks: gradients that nobody clipped are shown to the probes now."""
-        fresh = watched.name not in attempt.measures
-        if fresh:
-            self.probes.gradients(watched, attempt, getattr(watched.target, "grad_scale", None))
-        self.reflexes.judge(watched, attempt)
-        if fresh:
-            attempt.measures[watched.name] = self._labelled(attempt.measures[watched.name], watched)
-
-    def _labelled(self, taken: Measure, watched: WatchedOptimizer) -> Measure:
-        """Gradients that the loop itself wrote to after its backward are perhaps clipped: the norm says so."""
-        changed = taken.source == "own" and self._markers.rewritten(watched)
-        return taken._replace(source="changed") if changed else taken
-
-    # ------------------------------------------------------------ who is meant
-
-    def _find(self, optimizer: Any) -> WatchedOptimizer | None:
-        return next((watched for watched in self.watched if watched.is_(optimizer)), None)
-
-    def _attempt_of_backward(self) -> Attempt:
-        if self._stepping.evaluating and self._current is not None:
-            return self._current
-        if self._current is None or len(self.watched) == 1:
-            return self._gathering
-        waiting = [n for n, watched in enumerate(self.watched) if watched not in self._stepped]
-        return self._current if self._markers.touched.intersection(waiting) else self._gathering
-
-    def _attempt_of(self, watched: WatchedOptimizer) -> Attempt:
-        """Whose gradients this optimizer holds now: the open attempt's if it has still to step in it."""
-        if self._current is None:
-            return self._gathering
-        if watched is self._stepping.evaluating:
-            return self._current
-        return self._gathering if watched in self._stepped or not self._stepped else self._current
+        self._judgement.after_evaluation(watched, attempt)
 
     @property
     def live_scaler(self) -> Any:

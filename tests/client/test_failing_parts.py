@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from sentinel.client import interception, loop, ring
+from sentinel.client import clipping, interception, loop, ring
 from sentinel.client.attach import attach
 from sentinel.client.attempt import Attempt
+from sentinel.client.attempts import Attempts
+from sentinel.client.clipping import Clipping
 from sentinel.client.data import Cursor, IndexedSource
 from sentinel.client.inbox import Inbox
+from sentinel.client.judgement import Judgement
 from sentinel.client.loop import Loop
 from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer
@@ -27,8 +30,9 @@ PARTS: list[tuple[Any, str]] = [
     (Attempt, "record"), (Attempt, "values"),
     (Cursor, "hand_out"), (Cursor, "step_done"), (Cursor, "trim"), (IndexedSource, "close"),
     (Inbox, "lost"),
-    (Loop, "flush"), (Loop, "_open"), (Loop, "_close"), (Loop, "_emit"), (Loop, "end_attempt"), (Loop, "finish"),
-    (Loop, "_forget_broken_step"),
+    (Attempts, "of"), (Attempts, "open"), (Attempts, "of_backward"), (Attempts, "of_report"),
+    (Attempts, "forget_broken_step"), (Clipping, "before"), (Clipping, "after"), (Judgement, "before_step"),
+    (Loop, "flush"), (Loop, "_close"), (Loop, "_emit"), (Loop, "end_attempt"), (Loop, "finish"),
     (Markers, "begin"), (Markers, "reached"),
     (Outbox, "push"),
     (Reflexes, "judge"),
@@ -37,7 +41,7 @@ PARTS: list[tuple[Any, str]] = [
     (Subject, "tensors"), (Subject, "release"),
     (Turns, "top_of_batches"), (Turns, "after_step"), (Turns, "take_base"), (Turns, "wants_step"),
     (WatchedOptimizer, "give_back"), (WatchedOptimizer, "look_again"),
-    (loop, "measure"), (loop, "device_memory"),
+    (clipping, "measure"), (loop, "device_memory"),
     (ring, "capture"), (ring, "live_tensors"), (ring, "first_nonfinite"), (ring, "digest"),
 ]  # fmt: skip
 
