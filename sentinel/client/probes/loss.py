@@ -10,6 +10,8 @@ from torch import Tensor
 UNSCALED = "_sentinel_unscaled"
 SCALED_BY = "_sentinel_scaled_by"
 
+MOST_EXPERTS = 1024  # of a reported load
+
 Value = float | Tensor  # a float, or a tensor of shape () on a device that must not be synced
 
 
@@ -39,7 +41,7 @@ class Objective:
 class Reported:
     """What the loop said of one attempt: the weighted mean of its losses, the sums of the rest."""
 
-    __slots__ = ("loss_total", "loss_weight", "others", "samples", "tokens")
+    __slots__ = ("expert_load", "loss_total", "loss_weight", "others", "samples", "tokens")
 
     def __init__(self) -> None:
         self.loss_total: Value | None = None
@@ -47,10 +49,14 @@ class Reported:
         self.tokens: Value | None = None
         self.samples: Value | None = None
         self.others: dict[str, Value] = {}
+        self.expert_load: Tensor | None = None  # shape (experts,), float64, summed over the reports
 
     def add(self, loss: Any, tokens: Any, samples: Any, others: dict[str, Any]) -> list[str]:
         """Take what is a number; returns a sentence about each value that is none."""
         wrong: list[str] = []
+        if "expert_load" in others:
+            others = dict(others)
+            self._add_load(others.pop("expert_load"), wrong)
         given = {"loss": loss, "tokens": tokens, "samples": samples, **others}
         numbers = {name: _scalar(name, value, wrong) for name, value in given.items()}
         loss_value, tokens_value, samples_value = (numbers.pop(name) for name in ("loss", "tokens", "samples"))
@@ -63,6 +69,19 @@ class Reported:
         self.samples = _sum(self.samples, samples_value)
         self.others |= {name: number for name, number in numbers.items() if number is not None}
         return wrong
+
+    def _add_load(self, value: Any, wrong: list[str]) -> None:
+        load = _vector(value)
+        if load is None:
+            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
+            wrong.append(
+                f"run.report(expert_load=...) got {what}; a vector with one number per expert, 2 to {MOST_EXPERTS}, "
+                "is wanted (it is left out)"
+            )
+        elif self.expert_load is not None and self.expert_load.shape == load.shape:
+            self.expert_load = self.expert_load + load.to(self.expert_load.device)
+        else:
+            self.expert_load = load
 
     @property
     def loss(self) -> Value | None:
@@ -104,6 +123,16 @@ def _scalar(name: str, value: Any, wrong: list[str]) -> Value | None:
         value = value.to_local()
     with torch.no_grad():
         return plain(value.detach())
+
+
+def _vector(value: Any) -> Tensor | None:
+    try:
+        with torch.no_grad():
+            load = value.detach() if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
+            fits = load.dim() == 1 and 2 <= load.numel() <= MOST_EXPERTS and not load.is_complex()
+            return load.to(torch.float64, copy=True) if fits else None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
 
 
 def _sum(total: Value | None, value: Value | None) -> Value | None:

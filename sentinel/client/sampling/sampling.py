@@ -11,12 +11,15 @@ from sentinel.client.optimizer import WatchedOptimizer
 from sentinel.client.probes.loss import Value
 from sentinel.client.probes.probe import Probe
 from sentinel.client.sampling.budget import Budget
+from sentinel.client.sampling.expert_load import REPORTED, shares
+from sentinel.client.sampling.replicas import Replicas
 from sentinel.client.sampling.signal import Signal, Take
 from sentinel.client.shield import describe
 from sentinel.records import Sample
 
 FAILURES_BEFORE_OFF = 3  # of one signal; the others go on
 PREFIX = "sampling"  # of the names of its values
+REPORTED_LOAD = f"{PREFIX}.{REPORTED}"
 
 
 class _Shot:
@@ -33,10 +36,13 @@ class _Shot:
 class Sampling(Probe):
     """Field sampled. On a step that is not sampled it costs a few comparisons."""
 
-    def __init__(self, signals: Iterable[Signal], budget: Budget, watched: list[WatchedOptimizer]) -> None:
+    def __init__(
+        self, signals: Iterable[Signal], budget: Budget, watched: list[WatchedOptimizer], replicas: Replicas
+    ) -> None:
         self._signals = {signal.name: signal for signal in signals}
         self._budget = budget
         self._watched = watched
+        self._replicas = replicas
         self._expected = 0  # number of the attempt that comes next
         self._live: _Shot | None = None  # armed, or being filled
         self._told: dict[Attempt, _Shot] = {}  # whose record is still to be sent
@@ -50,12 +56,17 @@ class Sampling(Probe):
         if self._budget.begins(step):
             self._begin(step, armed=True)
 
+    def after_backward(self, attempt: Attempt, returned: float) -> None:
+        del attempt, returned
+        self._replicas.after_backward()
+
     def gradients(self, watched: WatchedOptimizer, attempt: Attempt, divisor: Tensor | None) -> None:
         shot = self._shot(attempt)
         if shot is not None:
             self._each(shot, "gradients", watched, divisor, attempt)
 
     def before_update(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
+        self._replicas.before_update()
         shot = self._shot(attempt)
         self._expected = attempt.step + 1
         if shot is not None:
@@ -67,20 +78,26 @@ class Sampling(Probe):
             self._each(shot, "after_update", watched, attempt)
 
     def values(self, attempt: Attempt) -> Mapping[str, Value | None]:
-        shot = self._told.get(attempt)
-        if shot is None:
-            return {}
-        attempt.hook_seconds += sum(take.inside_seconds for take in shot.takes.values())
-        return {
-            f"{PREFIX}.{name}.{key}": value for name, take in shot.takes.items() for key, value in take.values.items()
-        }
+        shot, load = self._told.get(attempt), attempt.reported.expert_load
+        found: dict[str, Value | None] = {} if load is None else {REPORTED_LOAD: load}
+        if shot is not None:
+            attempt.hook_seconds += sum(take.inside_seconds for take in shot.takes.values())
+            for name, take in shot.takes.items():
+                found |= {f"{PREFIX}.{name}.{key}": value for key, value in take.values.items()}
+        return found
 
     def fields(self, attempt: Attempt, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
         if attempt.step_seconds is not None:
             self._budget.stepped(attempt.step_seconds)
         shot = self._told.pop(attempt, None)
-        if shot is None:
-            return {}
+        found, seconds = ({}, 0.0) if shot is None else self._sample(shot, attempt, numbers)
+        load = shares(numbers.get(REPORTED_LOAD, ()))
+        if load is not None:
+            found["expert_load"] = found.get("expert_load", {}) | {REPORTED: load}
+        return {"sampled": Sample(**found, seconds=seconds)} if found else {}
+
+    def _sample(self, shot: _Shot, attempt: Attempt, numbers: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+        """Fields of the sample, and what it cost; the account of each signal is kept."""
         found: dict[str, Any] = {}
         seconds = 0.0
         for name, take in list(shot.takes.items()):
@@ -90,11 +107,12 @@ class Sampling(Probe):
             cost = take.seconds
             seconds += cost
             self._say(self._budget.took(name, cost))
-        return {"sampled": Sample(**found, seconds=seconds)} if found else {}
+        return found, seconds
 
     def close(self) -> None:
         self._leave()
         self._told.clear()
+        self._replicas.close()
         for signal in self._signals.values():
             signal.close()
 

@@ -1,0 +1,93 @@
+"""How the magnitudes of the gradient are distributed, and how many of its values are exactly 0."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sentinel.client.attempt import Attempt
+from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.probes.gradients import local
+from sentinel.client.sampling.signal import Signal, Take
+from sentinel.client.sampling.strided import elements, stride, taken
+from sentinel.records import HISTOGRAM_EDGES
+
+CHUNK = 2**17  # values compared with all edges at once on a device: 4 MB of booleans
+
+
+class Histogram(Signal):
+    """Before clipping, unscaled; values that are not finite are in no bucket, infinities in the last.
+
+    Exact up to `most` values; beyond, every nth of each tensor is counted and the counts are scaled to all of them.
+    Under sharding of this rank's shards. A value that a sparse gradient does not name is a 0.
+    """
+
+    name = "histogram"
+
+    def __init__(self, watched: list[WatchedOptimizer], most: int) -> None:
+        self._watched = watched
+        self._most = most
+        self._edges: Tensor | None = None
+
+    def gradients(self, take: Take, watched: WatchedOptimizer, divisor: Tensor | None, attempt: Attempt) -> None:
+        del attempt
+        gradients = [one.grad for one in watched.parameters if one.grad is not None]
+        dense = [_real(local(one.detach())) for one in gradients]
+        take.values.pop(watched.name, None)
+        if not elements(dense):
+            return
+        held = (local(one.detach()) for each in self._watched for one in each.parameters)
+        distance = stride(elements(held), self._most)
+        pieces = [taken(one, distance) for one in dense if one.numel()]
+        wide = any(one.dtype == torch.float64 for one in pieces)
+        values = torch.cat([one.to(torch.float64 if wide else torch.float32) for one in pieces]).abs_()
+        edges = self._on(values)
+        take.values[watched.name] = bucket_counts(values, edges if divisor is None else edges * divisor.to(edges))
+        unnamed = sum(_unnamed(one, mine) for one, mine in zip(gradients, dense, strict=True))
+        take.notes[watched.name] = elements(dense) / len(values), unnamed
+
+    def fields(self, take: Take, numbers: Mapping[str, Any], attempt: Attempt) -> Mapping[str, Any]:
+        del attempt
+        total: list[float] = [0.0] * (len(HISTOGRAM_EDGES) + 2)
+        for name, counts in numbers.items():
+            scale, unnamed = take.notes[name]
+            total = [one + count * scale for one, count in zip(total, counts, strict=True)]
+            total[-1] += unnamed
+        if not numbers:
+            return {}
+        *buckets, zeros = map(round, total)
+        return {"histogram": buckets, "zeros": zeros}
+
+    def _on(self, values: Tensor) -> Tensor:
+        if self._edges is None or self._edges.device != values.device or self._edges.dtype != values.dtype:
+            edges = torch.tensor(HISTOGRAM_EDGES, dtype=values.dtype, device="cpu")
+            # From pinned memory, so that nothing waits for the device.
+            self._edges = edges.pin_memory().to(values.device, non_blocking=True) if values.is_cuda else edges
+        return self._edges
+
+
+@torch.no_grad()
+def bucket_counts(values: Tensor, edges: Tensor) -> Tensor:
+    """How many of the non-negative `values` lie in each bucket (lower edge < value <= upper edge), how many are
+    beyond the last edge, and how many are 0. Shape (edges + 2,), on their device, no sync; NaN is nowhere.
+    """
+    zeros = (values == 0).sum()
+    if values.device.type == "cpu":
+        places = torch.bucketize(values, edges)
+        counts = torch.bincount(places, minlength=len(edges) + 1)
+        counts[-1] -= torch.isnan(values).sum()  # which bucketize puts behind everything
+    else:
+        # bincount would ask the device for the largest value, and scatter_add is not deterministic.
+        up_to = torch.stack([(part <= edges[:, None]).sum(1) for part in values.split(CHUNK)]).sum(0)
+        counts = torch.diff(up_to, prepend=up_to.new_zeros(1), append=(~torch.isnan(values)).sum()[None])
+    counts[0] -= zeros
+    return torch.cat([counts, zeros[None]])
+
+
+def _real(gradient: Tensor) -> Tensor:
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+
+def _unnamed(gradient: Tensor, values: Tensor) -> int:
+    return gradient.numel() - values.numel() if gradient.is_sparse else 0
