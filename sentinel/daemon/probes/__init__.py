@@ -1,0 +1,1 @@
+"""What the daemon measures of its machine: one probe per file, none of which knows another."""
