@@ -19,7 +19,9 @@ from sentinel.detect.statistics import plain
 from sentinel.records import Finding, StepRecord
 from sentinel.vocabulary import Kind, Severity, Tier
 
-MOST_OPEN = 4  # sampled steps that wait for ranks
+MOST_OPEN = 64  # sampled steps that wait for ranks: one rank's records may be delivered long after another's
+LEAST_OPEN = 4
+MOST_PRINTS = 4096  # of all ranks and open steps together, for large worlds
 MOST_NAMED = 8  # groups in the evidence
 
 Prints = dict[str, int]  # group -> fingerprint
@@ -42,6 +44,7 @@ class Memory(msgspec.Struct):
         str, int
     ] = {}  # group -> the latest step of this generation at which all ranks agreed; -1 if earlier
     waiting: list[Open] = []  # oldest first
+    given_up: int = -1  # the latest step that is waited for no longer
 
 
 class RankDesync:
@@ -64,6 +67,7 @@ class RankDesync:
     def __init__(self, settings: RankDesyncSettings, world_size: int) -> None:
         del settings  # nothing to tune: bits are equal or they are not
         self._world_size = world_size
+        self._most_open = max(LEAST_OPEN, min(MOST_OPEN, MOST_PRINTS // world_size))
         self._memory = Memory()
 
     def observe(self, rank: int, seen: StepRecord) -> Comparison | None:
@@ -71,8 +75,10 @@ class RankDesync:
         memory = self._memory
         if not prints or seen.generation < memory.generation:
             return None
+        if seen.generation == memory.generation and seen.step <= memory.given_up:
+            return None
         if seen.generation > memory.generation:
-            memory.generation, memory.waiting = seen.generation, []
+            memory.generation, memory.waiting, memory.given_up = seen.generation, [], -1
             memory.agreed = dict.fromkeys(memory.agreed, -1)
         step, given_up = self._open(seen)
         step.prints[rank] = prints
@@ -96,7 +102,11 @@ class RankDesync:
                 return step, None
         fresh = Open(seen.generation, seen.step)
         waiting.append(fresh)
-        return fresh, waiting.pop(0) if len(waiting) > MOST_OPEN else None
+        if len(waiting) <= self._most_open:
+            return fresh, None
+        oldest = waiting.pop(0)
+        self._memory.given_up = oldest.step
+        return fresh, oldest
 
     def _compare(self, step: Open) -> Comparison:
         agreed = self._memory.agreed

@@ -7,7 +7,7 @@ import pytest
 
 from sentinel.config import DetectSettings, RankDesyncSettings
 from sentinel.detect import catalogue, rank_desync
-from sentinel.detect.rank_desync import MOST_OPEN, RankDesync
+from sentinel.detect.rank_desync import LEAST_OPEN, MOST_OPEN, RankDesync
 from sentinel.detect.run_detector import Comparison
 from sentinel.records import Finding, Sample
 from sentinel.vocabulary import Kind, Severity, Tier
@@ -94,11 +94,28 @@ def test_a_dropped_record_hides_no_difference_of_the_others():
     assert (finding.step, finding.ranks) == (20, (1,))
 
 
-def test_what_waits_for_ranks_is_bounded():
-    detector = make()
+@pytest.mark.parametrize(("world", "most"), [(3, MOST_OPEN), (100_000, LEAST_OPEN)])
+def test_what_waits_for_ranks_is_bounded(world, most):
+    detector = make(world)
     for step in range(1000):
         detector.observe(0, told(step))
-    assert len(detector.state()["waiting"]) == MOST_OPEN
+    assert len(detector.state()["waiting"]) == most
+
+
+def test_a_rank_whose_records_come_long_after_the_others_is_compared_all_the_same():
+    detector = make(2)
+    steps = range(10, 10 * (MOST_OPEN + 1), 10)
+    assert [detector.observe(0, told(step)) for step in steps] == [None] * len(steps)
+    answers = [detector.observe(1, told(step, {**SAME, "head": 5} if step == 50 else SAME)) for step in steps]
+    assert [answer.finding.step for answer in answers if answer.finding] == [50]
+
+
+def test_a_step_that_was_given_up_is_never_opened_again():
+    detector = make(2)
+    for step in range(1, MOST_OPEN + 11):
+        detector.observe(0, told(step))
+    assert detector.observe(1, told(5)) is None
+    assert detector.observe(1, told(11)) == Comparison(None)
 
 
 def test_an_older_generation_is_history_and_never_compared_with_the_new_one():
