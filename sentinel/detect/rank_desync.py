@@ -84,9 +84,11 @@ class RankDesync:
         step.prints[rank] = prints
         step.averaged = step.averaged or seen.communication_source == "ddp"
         if len(step.prints) >= self._world_size:
-            memory.waiting.remove(step)
-            return self._compare(step)
-        return self._compare(given_up) if given_up is not None and len(given_up.prints) > 1 else None
+            # Ranks may sample at different cadences. Each tells in order: of an older step nothing more will come.
+            memory.waiting = [one for one in memory.waiting if one.step > step.step]
+            return Comparison(self._compare(step))
+        finding = self._compare(given_up) if given_up is not None and len(given_up.prints) > 1 else None
+        return Comparison(finding) if finding is not None else None  # some that agree prove nothing of the rest
 
     def state(self) -> dict[str, Any]:
         return plain(self._memory)
@@ -108,7 +110,7 @@ class RankDesync:
         self._memory.given_up = oldest.step
         return fresh, oldest
 
-    def _compare(self, step: Open) -> Comparison:
+    def _compare(self, step: Open) -> Finding | None:
         agreed = self._memory.agreed
         first, *others = step.prints.values()
         common = [group for group in first if all(group in prints for prints in others)]
@@ -117,7 +119,7 @@ class RankDesync:
         certain = [group for group in differing if step.averaged or group in agreed]
         if len(step.prints) >= self._world_size:
             agreed |= dict.fromkeys((group for group in common if group not in differing), step.step)
-        return Comparison(self._finding(step, certain, since) if certain else None)
+        return self._finding(step, certain, since if since < step.step else -1) if certain else None
 
     def _finding(self, step: Open, groups: list[str], agreed_step: int) -> Finding:
         odd, observers = _sides({rank: tuple(prints[one] for one in groups) for rank, prints in step.prints.items()})

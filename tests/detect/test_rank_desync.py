@@ -110,6 +110,21 @@ def test_a_rank_whose_records_come_long_after_the_others_is_compared_all_the_sam
     assert [answer.finding.step for answer in answers if answer.finding] == [50]
 
 
+def test_ranks_that_sample_at_different_cadences_are_compared_where_all_do():
+    detector = make()
+    for step in range(1, 41):
+        coarse = step % 4 == 0
+        answers = [detector.observe(rank, told(step)) for rank in (0, 1, 2) if rank == 0 or coarse]
+        assert answers[-1] == (Comparison(None) if coarse else None)
+    assert detector.state()["waiting"] == []
+
+
+def test_some_ranks_that_agree_prove_nothing_of_the_rest():
+    detector = make()
+    for step in range(MOST_OPEN + 20):
+        assert [detector.observe(rank, told(step)) for rank in (0, 1)] == [None, None]
+
+
 def test_a_step_that_was_given_up_is_never_opened_again():
     detector = make(2)
     for step in range(1, MOST_OPEN + 11):
