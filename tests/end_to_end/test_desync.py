@@ -45,7 +45,8 @@ def test_a_weight_that_one_rank_alone_changed_is_found_at_the_next_sample(home: 
     assert incident["first_step"] == min(step for step in steps if step > PERTURBED_AT)
     assert incident["onset_step"] == before + 1
     assert incident["evidence"]["differing_groups"] >= 1
-    assert [(action["action"], action["reason"]) for action in incident["actions"]] == [("none", "several_ranks")]
+    assert {action["action"] for action in incident["actions"]} == {"none"}
+    assert incident["actions"][0]["reason"] == "several_ranks"  # at the very end one may have left before the other
     must_balance(found, dropped=0)
 
 

@@ -1,4 +1,4 @@
-"""One of two gloo ranks under DDP: `... FOLDER RANK PORT SCENARIO...`; in "perturbed" one weight of rank 1 changes."""
+"""One of two gloo ranks under DDP: `... FOLDER RANK PORT SCENARIO...`; in "perturbed" rank 1 changes a weight."""
 
 import os
 import sys
