@@ -8,10 +8,11 @@ import copy
 import random
 import sys
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from sentinel.client.subject import Subject
 
@@ -21,6 +22,16 @@ class Slot(NamedTuple):
 
     name: str
     device: torch.device  # where the tensor lived, should it have to be made anew
+
+
+class Wrapped(NamedTuple):
+    """Stands for a tensor that is made of others, as those of few bits are (torchao)."""
+
+    kind: Any
+    parts: dict[str, Any]  # Slots, or Wrapped again
+    context: Any
+    shape: torch.Size
+    stride: tuple[int, ...]
 
 
 class State(NamedTuple):
@@ -202,6 +213,9 @@ def _subject_tensors(subject: Subject) -> dict[str, Tensor]:
 
 def _parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """What of a tensor can be copied in place: the dense parts of a sparse one, the one row of an expanded one."""
+    if _is_wrapper(tensor):
+        names, _ = cast("Any", tensor).__tensor_flatten__()
+        return [part for inner in names for part in _parts(f"{name}.{inner}", getattr(tensor, inner))]
     if tensor.layout is torch.sparse_coo:
         return [(f"{name}.indices", tensor._indices()), (f"{name}.values", tensor._values())]
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
@@ -227,14 +241,19 @@ def _write(live: Tensor, copied: Tensor) -> None:
 
 
 def _mine(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return tensor if _is_wrapper(tensor) else tensor.detach()
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """The structure with a Slot for each tensor, which goes into `tensors`; the rest is copied."""
     if isinstance(value, Tensor):
-        tensors[path] = _mine(value)
-        return Slot(path, value.device)
+        return _flatten_tensor(_mine(value), path, tensors)
     if isinstance(value, dict):
         return {key: _flatten(item, f"{path}.{key}", tensors) for key, item in value.items()}
     if type(value) in {list, tuple}:
@@ -242,10 +261,21 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     return value if _is_plain(value) else copy.deepcopy(value)
 
 
+def _flatten_tensor(mine: Any, path: str, tensors: dict[str, Tensor]) -> Slot | Wrapped:
+    if not _is_wrapper(mine):
+        tensors[path] = mine
+        return Slot(path, mine.device)
+    names, context = mine.__tensor_flatten__()
+    parts = {name: _flatten(getattr(mine, name), f"{path}.{name}", tensors) for name in names}
+    return Wrapped(type(mine), parts, context, mine.shape, mine.stride())
+
+
 def _rebuilt(saved: Any, current: Any, tensors: dict[str, Tensor]) -> Any:
     """The inverse of `_flatten`; tensors are written into `current`'s where they fit, so that no alias breaks."""
     if isinstance(saved, Slot):
         return _rebuilt_tensor(tensors[saved.name], current, saved.device)
+    if isinstance(saved, Wrapped):
+        return _rebuilt_wrapper(saved, current, tensors)
     if isinstance(saved, dict):
         inner = current if isinstance(current, dict) else {}
         return {key: _rebuilt(item, inner.get(key), tensors) for key, item in saved.items()}
@@ -263,6 +293,15 @@ def _rebuilt_tensor(copied: Tensor, current: Any, device: torch.device) -> Tenso
         return copied.to(mine.device, copy=True)
     _write(mine, copied)
     return current
+
+
+def _rebuilt_wrapper(saved: Wrapped, current: Any, tensors: dict[str, Tensor]) -> Any:
+    mine = _mine(current) if isinstance(current, Tensor) else None
+    old = {name: getattr(mine, name, None) for name in saved.parts} if type(mine) is saved.kind else {}
+    parts = {name: _rebuilt(part, old.get(name), tensors) for name, part in saved.parts.items()}
+    if old and all(parts[name] is old[name] for name in parts):
+        return current
+    return saved.kind.__tensor_unflatten__(parts, saved.context, saved.shape, saved.stride)
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from sentinel.client.attach import attach
 from sentinel.records import SnapshotNote, Trouble
@@ -61,6 +62,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "no elements": lambda: with_parameter(nn.Parameter(torch.zeros(0, 5))),
     "complex weights": lambda: with_parameter(nn.Parameter(torch.randn(3, 2, dtype=torch.complex64))),
     "eight-bit floats": lambda: with_buffer("odd", torch.zeros(3, dtype=torch.float8_e4m3fn)),
+    "a tensor of two": lambda: with_buffer("odd", TwoTensor(torch.randn(4, 6), torch.randn(4, 6))),
+    "a frozen weight of two": lambda: with_parameter(
+        nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)), requires_grad=False)
+    ),
     "a late mask": Lazily,
     "a cache of inference mode": Cached,
     "a lazy layer": lambda: nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(4)),
