@@ -16,7 +16,16 @@ from sentinel.postmortem.wording import NONFINITE_WORDS
 
 Figure = dict[str, Any]
 
-BUCKETS = 1000  # per signal and kind of line; each keeps two points
+WIDE = frozenset({"loss", "grad_norm"})  # as wide as the page; the others stand beside each other
+BUCKETS = 1000  # per signal and kind of line of a wide plot, half as many of another; each keeps two points
+GROUPS = LEARNING, GRADIENTS, TIME, MACHINE, EXPERTS = (
+    "Learning",
+    "Gradients and updates",
+    "Time",
+    "Machine",
+    "Experts",
+)
+_MOST_MARKED = 100  # samples that get a marker each
 _LOG_RATIO = 20.0  # a highest value this many times the median is drawn on a logarithmic axis
 
 
@@ -26,6 +35,7 @@ class Line(NamedTuple):
     signal: str
     label: str
     colour: str
+    sampled: bool = False  # known on some steps only: the line goes from one to the next
 
 
 class Chart(NamedTuple):
@@ -33,6 +43,12 @@ class Chart(NamedTuple):
     title: str
     unit: str
     lines: tuple[Line, ...]
+    group: str = LEARNING  # the heading it stands below
+    prefixes: bool = False  # of the axis: 40k
+
+
+def _one(signal: str, label: str, *, sampled: bool = False) -> tuple[Line, ...]:
+    return (Line(signal, label, "@lr", sampled),)
 
 
 CHARTS = (
@@ -41,6 +57,17 @@ CHARTS = (
     Chart("lr", "Learning rate", "", (Line("lr", "learning rate", "@lr"),)),
     Chart("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "@lr"),)),
     Chart(
+        "update_ratio",
+        "Update to weight",
+        "of L2 norms, sampled",
+        _one("update_ratio", "update / weight", sampled=True),
+        GRADIENTS,
+    ),
+    Chart("clip", "Clipped", "share of the last 100 updates", _one("clip_fraction", "made smaller"), GRADIENTS),
+    Chart(
+        "zeros", "Gradient values that are 0", "share, sampled", _one("zeros_ratio", "zeros", sampled=True), GRADIENTS
+    ),
+    Chart(
         "step_time",
         "Step time",
         "s",
@@ -48,7 +75,11 @@ CHARTS = (
             Line("step_seconds", "whole step", "@time"),
             Line("data_wait_seconds", "waiting for data", "@wait"),
         ),
+        TIME,
     ),
+    Chart("tokens", "Tokens per second", "all ranks together", _one("tokens_per_second", "tokens"), TIME, True),
+    Chart("samples", "Samples per second", "all ranks together", _one("samples_per_second", "samples"), TIME, True),
+    Chart("mfu", "Model FLOPs utilisation", "flops over the device's peak", _one("mfu_ratio", "MFU"), TIME),
     Chart(
         "memory",
         "Memory",
@@ -59,6 +90,14 @@ CHARTS = (
             Line("memory_allocated_bytes", "device, allocated", "@loss"),
             Line("host_memory_bytes", "host", "@time"),
         ),
+        MACHINE,
+    ),
+    Chart(
+        "uneven",
+        "Expert imbalance",
+        "0 is even",
+        _one("expert_imbalance", "most uneven router", sampled=True),
+        EXPERTS,
     ),
 )
 
@@ -77,7 +116,7 @@ def figures(series: Series, marks: Marks) -> list[Figure]:
 def _figure(chart: Chart, lines: Sequence[Line], series: Series, keep: set[int]) -> Figure:
     traces = []
     for line in lines:
-        traces += _line(line, series, keep)
+        traces += _line(line, series, keep, BUCKETS if chart.name in WIDE else BUCKETS // 2)
     bad = [
         (line, stretch)
         for line in lines
@@ -90,6 +129,8 @@ def _figure(chart: Chart, lines: Sequence[Line], series: Series, keep: set[int])
         "name": chart.name,
         "title": chart.title,
         "unit": chart.unit,
+        "group": chart.group,
+        "prefixes": chart.prefixes,
         "log": any(_wants_log(series.columns[line.signal]) for line in lines),
         "legend": len(lines) > 1,
         "empty": not any(series.columns[line.signal].finite(0, len(series)) for line in lines),
@@ -98,15 +139,19 @@ def _figure(chart: Chart, lines: Sequence[Line], series: Series, keep: set[int])
     }
 
 
-def _line(line: Line, series: Series, keep: set[int]) -> list[Figure]:
+def _line(line: Line, series: Series, keep: set[int], buckets: int) -> list[Figure]:
     """What counts, and behind it in grey what a rollback or restart made history."""
     column = series.columns[line.signal]
-    bucket = max(1, math.ceil(len(series) / BUCKETS))
+    bucket = max(1, math.ceil(len(series) / buckets))
     # History begins at the last step that counts, so that no hole opens between the two lines.
     taken_back = [(max(span.start, span.live_end - 1), span.end) for span in series.spans if span.end > span.live_end]
-    history = _points(column, series, taken_back, bucket, keep)
-    live = _points(column, series, [(span.start, span.live_end) for span in series.spans], bucket, keep)
-    shared = {"mode": "lines", "label": line.label}
+    counting = [(span.start, span.live_end) for span in series.spans]
+    history, live = (
+        _points(column, series, [thin(column.values, *part, bucket, keep) for part in parts], sampled=line.sampled)
+        for parts in (taken_back, counting)
+    )
+    few = line.sampled and len(live["x"]) <= _MOST_MARKED
+    shared = {"mode": "lines+markers" if few else "lines", "size": 5, "label": line.label}
     found = [{**live, **shared, "name": line.label, "color": line.colour, "width": 1.8}]
     if history["x"]:
         name = f"{line.label}, taken back"
@@ -114,10 +159,10 @@ def _line(line: Line, series: Series, keep: set[int]) -> list[Figure]:
     return found
 
 
-def _points(column: Column, series: Series, parts: Sequence[tuple[int, int]], bucket: int, keep: set[int]) -> Figure:
+def _points(column: Column, series: Series, parts: Sequence[Sequence[int]], *, sampled: bool) -> Figure:
     places: list[int | None] = []
-    for start, end in parts:
-        chosen = thin(column.values, start, end, bucket, keep)
+    for part in parts:
+        chosen = [place for place in part if not sampled or column.at(place) is not None]
         if chosen:
             places += [*([None] if places else []), *chosen]
     return {

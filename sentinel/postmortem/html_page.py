@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from sentinel.errors import PermanentError
 from sentinel.postmortem.diagnosis import diagnose
 from sentinel.postmortem.html_account import account, again, facts
-from sentinel.postmortem.html_figures import Figure, figures
+from sentinel.postmortem.html_cells import cell_figures
+from sentinel.postmortem.html_figures import GROUPS, WIDE, Figure, figures
 from sentinel.postmortem.html_marks import MOST_SHADED, Marks, marks_of
 from sentinel.postmortem.html_markup import Html, element, joined, raw
 from sentinel.postmortem.html_story import ends_nonfinite, story, verdict
@@ -24,7 +25,6 @@ from sentinel.postmortem.series import Series, series_of
 from sentinel.store.history import History
 from sentinel.store.strict_json import dumps
 
-_WIDE = frozenset({"loss", "grad_norm"})
 _EXPECTED = {
     "loss": "loss",
     "grad_norm": "gradient norm",
@@ -87,7 +87,7 @@ def plotly_script() -> str:
 def page(told: Material, plotly: str) -> str:
     """The whole document."""
     marks = marks_of(told.report, told.decisions, told.findings, told.series)
-    plots = figures(told.series, marks)
+    plots = [*cell_figures(told.series), *figures(told.series, marks)]
     drawn = [timeline(told.report, told.series, marks), *plots] if len(told.series) else []
     scripts = (plotly, _asset("page.js"))
     name = told.report["run"]["name"] or told.report["run"]["run_id"]
@@ -137,8 +137,8 @@ def _mood(told: Material) -> str:
 def _plots(drawn: Sequence[Figure], told: Material) -> Html:
     if not drawn:
         return element("p", "No step was recorded yet, so there is nothing to plot.", class_="calm")
-    boxes = [_box(figure) for figure in drawn if figure["name"] == "timeline" or figure["name"] in _WIDE]
-    grid = [_box(figure) for figure in drawn if figure["name"] != "timeline" and figure["name"] not in _WIDE]
+    wide = [figure for figure in drawn if figure["name"] == "timeline" or figure["name"] in WIDE]
+    grids = {group: [one for one in drawn if one not in wide and one["group"] == group] for group in GROUPS}
     missing = [label for name, label in _EXPECTED.items() if not told.series.columns[name].is_recorded]
     switch = element(
         "div",
@@ -167,15 +167,23 @@ def _plots(drawn: Sequence[Figure], told: Material) -> Html:
         element("h2", "What happened"),
         element("div", switch, legend, class_="tools"),
         element("noscript", element("p", "The plots need JavaScript; everything below does not.")),
-        boxes,
-        element("div", grid, class_="grid"),
+        [_box(figure) for figure in wide],
+        [
+            [
+                element("h3", group, class_="group"),
+                element("div", [_box(figure) for figure in of_group], class_="grid"),
+            ]
+            for group, of_group in grids.items()
+            if of_group
+        ],
         element("p", _explained(missing, told), class_="quiet"),
         class_="plots",
     )
 
 
 def _explained(missing: Sequence[str], told: Material) -> str:
-    text = "Of several ranks the loss is the mean, everything else the highest. "
+    text = "Of several ranks the loss and the parts of a step are means, throughput is the sum, "
+    text += "everything else the highest. "
     text += "Drag to zoom all plots, double-click to go back."
     if len(told.report["incidents"]) > MOST_SHADED:
         text += f" The first {MOST_SHADED} incidents are shaded; the timeline has them all."
@@ -191,6 +199,7 @@ def _box(figure: Figure) -> Html:
         "figure",
         element("figcaption", figure["title"], element("span", note, class_="quiet") if note else None),
         element("div", id=f"plot-{figure['name']}", class_=f"plot {figure['name']}"),
+        class_="whole" if figure.get("kind") == "bars" else None,
     )
 
 

@@ -2,7 +2,8 @@
 
 After a rollback step numbers repeat, so a place in a run is an index into these columns, never a step alone. Of
 several ranks the loss is the mean and every other signal the highest; a number that is not finite on any rank is
-kept beside the column with its word, because a mean or a maximum would hide it.
+kept beside the column with its word, because a mean or a maximum would hide it. What needs more than one signal or
+more than one number of a step (`together.py`) is gathered in the same pass.
 """
 
 import math
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from sentinel.postmortem import together
+from sentinel.postmortem.cells import Cells
 from sentinel.store.history import History
 from sentinel.store.timeline import Segment, segments
 from sentinel.store.values import word_of
@@ -21,6 +24,7 @@ from sentinel.vocabulary import UpdateResult
 SIGNALS = (
     *("loss", "grad_norm", "lr", "loss_scale", "step_seconds", "data_wait_seconds", "host_memory_bytes"),
     *("memory_allocated_bytes", "memory_reserved_bytes", "memory_peak_bytes", "data_position"),
+    *("clip_fraction", "mfu_ratio"),
 )
 
 _ABSENT = math.nan
@@ -65,6 +69,7 @@ class Series:
     spans: tuple[Span, ...]
     columns: Mapping[str, Column]
     not_applied: Mapping[int, str]  # index -> overflow, reflex or turn
+    cells: Mapping[str, Cells]  # of `together.empty_cells`
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -88,33 +93,42 @@ def series_of(history: History, run_id: str) -> Series:
 def gather(known: Sequence[Segment], rows: Iterable[Mapping[str, Any]]) -> Series:
     """`rows`: step records in order of attempt, generation, step, rank. Pure."""
     limits = {(one.attempt, one.generation): one for one in known}
-    steps, columns = array("q"), {name: Column() for name in SIGNALS}
+    steps, columns = array("q"), {name: Column() for name in (*SIGNALS, *together.DERIVED)}
+    cells = together.empty_cells()
     not_applied: dict[int, str] = {}
-    spans = []
+    spans: list[Span] = []
     for (attempt, generation), of_span in groupby(rows, key=lambda row: (row["attempt"], row["generation"])):
         start, segment = len(steps), limits.get((attempt, generation))
         live_end = start
         for step, of_step in groupby(of_span, key=lambda row: row["step"]):
             ranks = list(of_step)
+            # A generation that began after `known` was read is the newest, so it counts.
+            is_live = segment is None or segment.is_live(step)
+            samples = together.samples_of(ranks)
             _add(columns, len(steps), ranks)
+            for name, value in together.derived(ranks, samples).items():
+                _append(columns[name], len(steps), value)
+            together.add(cells, (len(steps), step, (len(spans), is_live)), ranks, samples)
             skipped = [row["result"] for row in ranks if row["result"] != UpdateResult.APPLIED]
             if skipped:
                 not_applied[len(steps)] = str(skipped[0])
             steps.append(step)
-            # A generation that began after `known` was read is the newest, so it counts.
-            live_end = len(steps) if segment is None or segment.is_live(step) else live_end
+            live_end = len(steps) if is_live else live_end
         spans.append(Span(attempt, generation, start, len(steps), live_end))
-    return Series(steps, tuple(spans), columns, not_applied)
+    return Series(steps, tuple(spans), columns, not_applied, cells)
 
 
 def _add(columns: Mapping[str, Column], index: int, ranks: Sequence[Mapping[str, Any]]) -> None:
-    for name, column in columns.items():
+    for name in SIGNALS:
         given = [row[name] for row in ranks if row[name] is not None]
-        finite = [value for value in given if math.isfinite(value)]
-        if len(finite) < len(given):
-            column.nonfinite[index] = word_of(next(value for value in given if not math.isfinite(value)))
-            column.values.append(_ABSENT)
-        elif not finite:
-            column.values.append(_ABSENT)
-        else:
-            column.values.append(sum(finite) / len(finite) if name == "loss" else max(finite))
+        bad = next((value for value in given if not math.isfinite(value)), None)
+        value = bad
+        if bad is None and given:
+            value = sum(given) / len(given) if name == "loss" else max(given)
+        _append(columns[name], index, value)
+
+
+def _append(column: Column, index: int, value: float | None) -> None:
+    if value is not None and not math.isfinite(value):
+        column.nonfinite[index] = word_of(value)
+    column.values.append(value if value is not None and math.isfinite(value) else _ABSENT)

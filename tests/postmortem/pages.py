@@ -7,7 +7,7 @@ from typing import Any
 
 from sentinel.postmortem.html_page import Material
 from sentinel.postmortem.series import gather
-from sentinel.records import RunEnd, Trouble
+from sentinel.records import HISTOGRAM_EDGES, Origin, RunEnd, Sample, Trouble
 from sentinel.store.database import Store
 from sentinel.store.timeline import segments
 from sentinel.vocabulary import Kind, RunStatus
@@ -78,6 +78,54 @@ def nan_run(folder: Path) -> None:
     store.write(entries(RunEnd(STEPS + 2, START + 90, 0, STEPS, "completed")), critical=True)
     store.end_run(RUN, RunStatus.COMPLETED, START + 90)
     store.close()
+
+
+def full_run(folder: Path, steps: int = 400, every: int = 20) -> None:
+    """Two ranks that tell every signal; the second is late, and a rollback takes the last tenth back once."""
+    store = Store.open(url_in(folder))
+    origins = [Origin(RUN, 1, rank) for rank in range(2)]
+    back = steps * 9 // 10
+    order = [(0, step) for step in range(1, steps + 1)] + [(1, step) for step in range(back + 1, steps + 1)]
+    for origin in origins:
+        store.register_rank(hello(rank=origin.rank, nonce=f"n{origin.rank}", world_size=2), "box", START)
+        store.write(entries(start(world_size=2, local_rank=origin.rank), origin=origin), critical=True)
+        records = [
+            record(seq, step, generation, **signals(step, origin.rank, sampled=step % every == 0))
+            for seq, (generation, step) in enumerate(order, 2)
+        ]
+        store.write(entries(*records, origin=origin), critical=False)
+    store.save_generation(origins[0], 1, back, steps + 1, START + steps, "rollback")
+    store.end_run(RUN, RunStatus.COMPLETED, START + steps + 2)
+    store.close()
+
+
+def signals(step: int, rank: int, *, sampled: bool) -> dict[str, Any]:
+    """Every signal of one record, as a run of two ranks has them of which the second is late."""
+    wave = 1 + 0.2 * math.sin(step / 15)
+    late = 0.02 if step % 90 > 60 else 0.0
+    times = {"data_wait_seconds": 0.004 + late * rank, "forward_seconds": 0.03 * wave, "optimizer_seconds": 0.006}
+    waited = {"communication_wait_seconds": 0.002 + late * (1 - rank), "communication_source": "ddp"}
+    counts = {"tokens": 2048.0, "samples": 8.0, "mfu_ratio": 0.38 / wave, "clip_fraction": 0.3 * wave}
+    memory = {"memory_allocated_bytes": 2**30, "memory_peak_bytes": 2**31, "memory_reserved_bytes": 3 * 2**30}
+    plain = {"loss": 4.0 / step**0.3, "grad_norm": wave, "lr": 1e-3, "loss_scale": 1024.0, "host_memory_bytes": 10**9}
+    whole = {"step_seconds": 0.12 * wave + late, "backward_seconds": 0.06 * wave + late * (1 - rank)}
+    sample = _sample(step, wave) if sampled else None
+    return {**times, **waited, **counts, **memory, **plain, **whole, "sampled": sample}
+
+
+def _sample(step: int, wave: float) -> Sample:
+    middle = 12 + step / 200
+    counts = [int(1e5 * math.exp(-((number - middle) ** 2) / 9)) for number in range(len(HISTOGRAM_EDGES) + 1)]
+    groups = {f"layers.{number}": wave * 10 ** (-number / 6) for number in range(12)}
+    load = [wave, 1.0, 1.0, 1.0, 0.5, 1.0, 1.0, 2 - wave]
+    return Sample(
+        group_norms={"embed": 3 * wave, **groups, "head": wave},
+        histogram=counts,
+        zeros=sum(counts) // 9,
+        update_norm=1e-3 * wave,
+        weight_norm=1.0,
+        expert_load={f"layers.{layer}.gate": [share / sum(load) for share in load] for layer in range(3)},
+    )
 
 
 def long_run(steps: int, bad: set[int], spike: int) -> Material:

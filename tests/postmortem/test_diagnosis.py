@@ -7,15 +7,15 @@ import pytest
 
 from sentinel.postmortem.diagnosis import Clue, Link, Verdict, diagnose
 from sentinel.postmortem.series import Series, gather
+from sentinel.store.rows import STEP_COLUMNS
 from sentinel.store.timeline import segments
 
 ONSET = 80
 
 
 def row(step: int, generation: int = 0, rank: int = 0, **other: Any) -> dict[str, Any]:
-    absent = ("loss_scale", "data_wait_seconds", "host_memory_bytes", "memory_allocated_bytes")
     fields = {
-        **dict.fromkeys((*absent, "memory_reserved_bytes", "memory_peak_bytes")),
+        **dict.fromkeys(STEP_COLUMNS),
         "attempt": 1,
         "generation": generation,
         "step": step,

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from sentinel.postmortem.html_page import material, page, plotly_script
+from sentinel.postmortem.series import gather
 from sentinel.store.history import History
+from sentinel.store.timeline import segments
 from tests.conftest import require_service
 from tests.postmortem.browser import Browser, View
-from tests.postmortem.pages import hostile_run, long_run, nan_run, quiet_run
+from tests.postmortem.pages import HOSTILE, full_run, hostile_run, long_run, nan_run, quiet_run
+from tests.postmortem.test_diagnosis import row
 from tests.store.building import RUN, rolled_back_run, url_in
 
 pytestmark = pytest.mark.service
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.service
 DRAWN = "document.documentElement.dataset.drawn"
 PLOTS = "document.querySelectorAll('.plot svg.main-svg').length > 0 && document.querySelectorAll('.plot').length"
 VIEWS = [View(width, dark) for width in (1280, 390) for dark in (False, True)]
+GENERATION = {"attempt": 1, "generation": 0, "target_step": 0}
 PNG = b"\x89PNG"
 
 
@@ -37,7 +41,7 @@ def page_in(folder: Path, build: Callable[[Path], object]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("build", [rolled_back_run, quiet_run, nan_run])
+@pytest.mark.parametrize("build", [rolled_back_run, quiet_run, nan_run, full_run])
 def test_every_look_is_drawn_without_a_complaint_or_a_request(
     browser: Browser, tmp_path: Path, build: Callable[[Path], object]
 ) -> None:
@@ -86,6 +90,40 @@ def test_the_axis_can_be_the_step_and_all_plots_zoom_together(browser: Browser, 
     browser.run("Plotly.relayout('plot-loss', {'xaxis.range[0]': 3, 'xaxis.range[1]': 9}).then(() => true)")
     browser.until("document.querySelector('#plot-timeline').layout.xaxis.range.join() === '3,9'")
     assert browser.complaints == []
+
+
+def test_heat_maps_and_stacks_are_drawn_and_by_step_without_what_was_taken_back(
+    browser: Browser, tmp_path: Path
+) -> None:
+    browser.open(page_in(tmp_path, full_run), VIEWS[0])
+    browser.until(DRAWN)
+    heats = "['histogram', 'groups', 'waits', 'experts']"
+    assert browser.run(f"{heats}.every(name => document.querySelector(`#plot-${{name}} .heatmaplayer image`))")
+    parts = "document.querySelector('#plot-parts').data"
+    assert browser.run(f"{parts}.map(trace => trace.name).join()") == (
+        "data wait,forward,backward,communication wait,optimizer,other"
+    )
+    bars = "document.querySelectorAll('#plot-parts .barlayer .point').length"
+    in_order = browser.run(bars)
+    browser.run("document.querySelector('[data-axis=step]').click()")
+    browser.until(f"{bars} < {in_order}")
+    edges = "document.querySelector('#plot-groups').data[0].x"
+    assert browser.run(f"{edges}.every((edge, number) => number === 0 || edge > {edges}[number - 1])")
+    assert browser.complaints == []
+
+
+def test_the_name_of_a_layer_group_is_text(browser: Browser, tmp_path: Path) -> None:
+    told = long_run(50, set(), 20)
+    rows = [row(step, sampled={"group_norms": {HOSTILE: 1.0, "<b>x</b>": 2.0}}) for step in range(1, 51)]
+    path = tmp_path / "page.html"
+    path.write_text(page(told._replace(series=gather(segments([GENERATION]), rows)), plotly_script()))
+    browser.open(path, VIEWS[0])
+    browser.until(DRAWN)
+    assert "<b>x</b>" in browser.run("document.querySelector('#plot-groups .yaxislayer-above').textContent")
+    browser.run("Plotly.Fx.hover('plot-groups', {xval: 10, yval: 0})")
+    browser.until("document.querySelector('#plot-groups .hovertext') !== null")
+    assert "<script>alert(1)" in browser.run("document.querySelector('#plot-groups .hovertext').textContent")
+    assert (browser.complaints, browser.requests) == ([], [])
 
 
 def test_a_change_of_the_colour_scheme_is_followed_at_once(browser: Browser, tmp_path: Path) -> None:

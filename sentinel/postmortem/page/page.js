@@ -40,11 +40,73 @@
     };
   }
 
+  // What was taken back has no place of its own by step: what replaced it stands there.
+  const cells = (figure) => figure.live.map((live, number) => number).filter(
+    (number) => axis === "order" || (figure.live[number] && figure.steps[number][1] > figure.steps[number][0]));
+  const where = (figure, number) => {
+    const [first, last] = figure.steps[number].map(Math.ceil).map((step, end) => step - end);
+    return first === last ? `step ${first}` : `steps ${first} to ${last}`;
+  };
+
+  // Edges of cells may have holes between them: an empty column stands there.
+  function heat(figure) {
+    const edges = [], columns = [];
+    for (const number of cells(figure)) {
+      const [from, to] = place(figure)[number];
+      const before = edges[edges.length - 1];
+      if (!edges.length) edges.push(from);
+      else if (to <= before) continue;
+      else if (from > before) { columns.push(null); edges.push(from); }
+      columns.push(number);
+      edges.push(to);
+    }
+    const of = (number, row) => (number === null ? null : row[number]);
+    const scaled = (value) => (value === null || !figure.log ? value : value > 0 ? Math.log10(value) : null);
+    const words = (label, number, value) => value === null ? "" : `${label}<br>${where(figure, number)}: ${value}`;
+    const z = figure.z.map((row) => columns.map((number) => scaled(of(number, row))));
+    const powers = figure.log ? decades(z) : [];
+    return [{
+      type: "heatmap", x: edges, y: figure.rows.map((label, number) => number), z, hoverongaps: false,
+      text: figure.z.map((row, line) => columns.map((number) => words(plain(figure.rows[line]), number, of(number, row)))),
+      hovertemplate: "%{text}<extra></extra>",
+      colorscale: [[0, colour("@heat-low")], [0.5, colour("@heat-mid")], [1, colour("@heat-high")]],
+      showscale: !narrow.matches,
+      colorbar: {
+        thickness: 8, outlinewidth: 0, nticks: 5, x: 1.01, tickfont: { size: 10.5 }, exponentformat: "power",
+        tickvals: figure.log ? powers : undefined, ticktext: figure.log ? powers.map((power) => `1e${power}`) : undefined,
+      },
+    }];
+  }
+
+  function decades(z) {
+    const known = z.flat().filter((value) => value !== null);
+    const least = Math.floor(known.reduce((a, b) => Math.min(a, b), 0)), most = Math.ceil(known.reduce((a, b) => Math.max(a, b), least));
+    const apart = Math.max(1, Math.ceil((most - least) / 6));
+    return Array.from({ length: Math.floor((most - least) / apart) + 1 }, (_, number) => least + number * apart);
+  }
+
+  function bars(figure) {
+    const shown = cells(figure);
+    const ends = shown.map((number) => place(figure)[number]);
+    return figure.z.map((row, line) => ({
+      type: "bar", name: figure.rows[line],
+      x: ends.map(([from, to]) => (from + to) / 2), width: ends.map(([from, to]) => to - from), y: shown.map((number) => row[number]),
+      text: shown.map((number) => where(figure, number)), textposition: "none",
+      hovertemplate: "%{text}: %{y:.4g} s<extra>%{fullData.name}</extra>",
+      marker: { color: colour(figure.colors[line]), line: { width: 0 }, opacity: shown.map((number) => (figure.live[number] ? 1 : 0.4)) },
+    }));
+  }
+
+  const traces = (figure) =>
+    figure.kind === "heat" ? heat(figure) : figure.kind === "bars" ? bars(figure) : figure.traces.map((given) => trace(given, figure));
+
   function shapes(figure) {
     if (figure.name === "timeline") return data.turns.map((turn) => rule(turn));
+    const covered = Boolean(figure.kind); // cells fill the plot: an outline is seen on them, a shade below is not
     const bands = data.bands.map((band) => ({
       type: "rect", xref: "x", yref: "paper", x0: place(band)[0] - 0.5, x1: place(band)[1] + 0.5, y0: 0, y1: 1,
-      fillcolor: colour(band.color), opacity: 0.16, line: { width: 1, color: colour(band.color) }, layer: "below",
+      fillcolor: covered ? "rgba(0,0,0,0)" : colour(band.color), opacity: covered ? 0.8 : 0.16,
+      line: { width: 1, color: colour(band.color) }, layer: covered ? "above" : "below",
     }));
     return bands.concat(data.turns.map((turn) => rule(turn)));
   }
@@ -72,15 +134,17 @@
       font: { family: "system-ui, sans-serif", size: 12, color: colour("@quiet") },
       margin: { l: wide ? 96 : 46, r: 12, t: 10, b: 34 },
       height: lanes ? 58 + 30 * lanes.length : undefined,
+      barmode: "stack", bargap: 0,
       hovermode: "closest",
       hoverlabel: { bgcolor: colour("@card"), bordercolor: colour("@rule"), font: { color: colour("@ink") }, align: "left" },
       dragmode: narrow.matches ? false : "zoom",
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, entrywidth: figure.kind && narrow.matches ? 130 : undefined },
       xaxis: { ...grid, title: { text: axis === "order" ? "update, in the order tried" : "step", standoff: 6 }, nticks: narrow.matches ? 5 : 12 },
       yaxis: lanes
         ? { ...grid, type: "category", categoryarray: lanes.slice().reverse(), categoryorder: "array", fixedrange: true,
             range: [-0.6, lanes.length - 0.4] }
-        : { ...grid, type: figure.log ? "log" : "linear", exponentformat: figure.unit.length === 1 ? "SI" : "power", showticklabels: !figure.empty,
+        : figure.kind === "heat" ? { ...grid, ...rows(figure), showgrid: false }
+        : { ...grid, type: figure.log ? "log" : "linear", exponentformat: figure.unit.length === 1 || figure.prefixes ? "SI" : "power", showticklabels: !figure.empty,
             ticksuffix: figure.unit.length === 1 ? figure.unit : "", nticks: 6,
             rangemode: figure.log ? "normal" : figure.name === "loss" ? "normal" : "tozero" },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
@@ -90,13 +154,27 @@
     };
   }
 
+  // A tick for as many rows as there is room for; the first row is the upper one but for magnitudes.
+  function rows(figure) {
+    const count = figure.rows.length;
+    const apart = Math.ceil(count / Math.floor(tall(figure) / 18));
+    const ticks = figure.rows.map((label, number) => number).filter((number) => number % apart === 0);
+    const short = (label) => (label.length > 22 ? `…${label.slice(-21)}` : label);
+    const ends = [-0.5, count - 0.5];
+    return { tickvals: ticks, ticktext: ticks.map((number) => plain(short(figure.rows[number]))), fixedrange: true,
+      range: figure.upwards ? ends : ends.reverse() };
+  }
+
+  const tall = (figure) => Math.min(480, Math.max(narrow.matches ? 215 : 250, 60 + 9 * figure.rows.length));
+
   const holder = (figure) => document.getElementById(`plot-${figure.name}`);
   const config = { responsive: true, displaylogo: false, displayModeBar: false };
 
   function draw() {
     for (const figure of data.figures) {
       if (figure.lanes) holder(figure).style.height = `${58 + 30 * figure.lanes.length}px`;
-      Plotly.react(holder(figure), figure.traces.map((given) => trace(given, figure)), layout(figure), config);
+      if (figure.kind === "heat") holder(figure).style.height = `${tall(figure)}px`;
+      Plotly.react(holder(figure), traces(figure), layout(figure), config);
     }
     together();
   }
