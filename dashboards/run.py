@@ -128,7 +128,7 @@ def _speed() -> list[Panel]:
         ),
         rows(
             "Waiting for other ranks",
-            "Seconds of the latest step, by rank. The pale row is the one that the others wait for.",
+            "Seconds of the latest step, by rank. The rank that the others wait for waits least.",
             Query(f"sentinel_communication_wait_seconds{RANKS}"),
             "s",
         ),

@@ -7,6 +7,7 @@ every rank that is up has told it. How they are combined: `detect/combining.py`.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from sentinel.daemon.noise_scale import RunNoiseScale
 from sentinel.detect import combining
 from sentinel.records import Sample, StepRecord
 
@@ -32,7 +33,7 @@ class Samples:
 
     def __init__(self) -> None:
         self.noise_scale: float | None = None
-        self.noise_scale_of: Callable[[Mapping[int, StepRecord]], float | None] = lambda _: None
+        self.noise_scale_of: Callable[[Mapping[int, StepRecord]], float | None] = RunNoiseScale()
         self._up: set[int] = set()
         self._open: dict[str, dict[tuple[int, int], Board]] = {name: {} for name in SIGNALS}
         self._latest: dict[str, Board] = {}
@@ -95,4 +96,7 @@ class Samples:
 
 
 def _is_sharded(board: Board) -> bool:
-    return any(record.grad_norm_local is not None for record in board.values())
+    told = any(record.grad_norm_local is not None for record in board.values())
+    norm = next((record.grad_norm for record in board.values() if record.grad_norm is not None), None)
+    samples = [record.sampled for record in board.values() if record.sampled is not None]
+    return combining.are_shards(samples, told=told, grad_norm=norm)

@@ -11,6 +11,25 @@ from sentinel.records import HISTOGRAM_EDGES, Sample
 
 MOST_GROUPS = 64  # layer groups that are told; the rest is left out
 MOST_ROUTERS = 64
+_SAME = 0.05  # a norm in half precision is the same up to so much
+
+
+def are_shards(samples: Sequence[Sample], *, told: bool, grad_norm: float | None) -> bool:
+    """Whether each rank speaks of its own part of the weights only. `told`: a rank said so of its gradient norm.
+
+    Else the global norm decides (a loop's own clipping tells it under sharding too): it is the root of all ranks'
+    squares, or it is that of any rank.
+
+    >>> halves = [Sample(group_norms={"all": 3.0}), Sample(group_norms={"all": 4.0})]
+    >>> are_shards(halves, told=False, grad_norm=5.0), are_shards(halves, told=False, grad_norm=4.0)
+    (True, False)
+    """
+    totals = [math.hypot(*sample.group_norms.values()) for sample in samples if sample.group_norms]
+    if told or not totals or grad_norm is None or not all(map(math.isfinite, (*totals, grad_norm))):
+        return told
+    if len(totals) == 1:
+        return not math.isclose(totals[0], grad_norm, rel_tol=_SAME)
+    return abs(math.hypot(*totals) - grad_norm) < abs(max(totals) - grad_norm)
 
 
 def group_norms(samples: Sequence[Sample], *, sharded: bool) -> dict[str, float]:

@@ -79,7 +79,7 @@ def test_what_a_rule_looks_at_is_there(selector: str, answers: Answers) -> None:
     assert answers[selector], selector
 
 
-def test_the_late_rank_is_the_pale_row(answers: Answers) -> None:
+def test_the_late_rank_waits_least(answers: Answers) -> None:
     (asked,) = [one for one in ASKED if one.place == "Waiting for other ranks"]
     waited = {series["metric"]["rank"]: float(series["value"][1]) for series in answers[_sent(asked)]}
     assert waited == {"0": 0.05, "1": 0.0}
