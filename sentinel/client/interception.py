@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grad
 
 from sentinel.client import collectives
 from sentinel.client.probes.loss import SCALED_BY, UNSCALED
+from sentinel.client.tracing import untraced
 
 
 class Observer(Protocol):
@@ -101,7 +102,7 @@ def _install() -> None:
 
 def _untraced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
     """None of these can be traced by Dynamo without us either. What the original calls is compiled as ever."""
-    return lambda original: torch.compiler.disable(wrap(original), recursive=False)
+    return lambda original: untraced(wrap(original), recursive=False)
 
 
 def _replace(

@@ -6,7 +6,6 @@ the next backward begins, so that a report made after `optimizer.step()` still b
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +25,8 @@ from sentinel.client.probes.loss import SCALED_BY, scalar_roots
 from sentinel.client.probes.memory import device_memory
 from sentinel.client.probing import Probing
 from sentinel.client.reflex import Reflexes
-from sentinel.client.shield import shielded, untraced
+from sentinel.client.sharding import gathers_apart
+from sentinel.client.shield import shielded
 from sentinel.client.subject import Subject
 from sentinel.config import Settings
 from sentinel.records import Reflex, StepRecord
@@ -62,7 +62,7 @@ class Loop:
         self.reflexes = Reflexes(settings.reflex, send, self._names)
         self.watched = watch(subject.optimizers, subject.wrappers)
         self._reader = DeviceReader()
-        self._markers = Markers(weakref.WeakMethod(self._touched))
+        self._markers = Markers(self)
         self._attempts = Attempts(self.watched, self._markers, step)
         self._stepping = self._attempts.stepping
         self._clipping = Clipping(self._attempts)
@@ -73,7 +73,6 @@ class Loop:
         self._last_end = 0.0
         self._hook_seconds_before = 0.0
         self._hook_fired = False
-        untraced(self)
 
     @property
     def step(self) -> int:
@@ -124,12 +123,10 @@ class Loop:
         if self._attempts.complete and self._thread == threading.get_ident():
             self.flush()
 
-    def _touched(self, parameter: Tensor) -> None:
-        self.probes.touched(parameter)
-
     @shielded
     def after_backward(self, outputs: Sequence[Any], seconds: float) -> None:
-        if not self._markers.reached(alone=len(interception.observers()) == 1):
+        alone = len(interception.observers()) == 1
+        if not self._markers.reached(alone=alone) and not gathers_apart(self.subject.model):
             return
         self._attempts.void.clear()
         self._markers.end()

@@ -6,24 +6,30 @@ torch.compile, and are neither copied nor pickled with a parameter.
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.probing import Probing
+from sentinel.client.tracing import compiler, set_compiler, untraced
 
 Touched = dict[int, set[int]]  # by thread
+
+
+class Owner(Protocol):
+    """Of markers: the Loop. Its probes never raise."""
+
+    probes: Probing
 
 
 class Markers:
     """Each thread's backward is told apart: another model may be trained in another thread."""
 
-    def __init__(self, inside: "weakref.WeakMethod[Callable[[Tensor], object]]") -> None:
-        """`inside` is called in a backward with each marked parameter that it reaches; it never raises."""
-        self._inside = inside
+    def __init__(self, owner: Owner) -> None:
+        """Its probes are told in a backward of each marked parameter that it reaches."""
+        self._owner = weakref.ref(owner)
         self._touched: Touched = {}
         self._ever = False
         self._marked: dict[int, Tensor] = {}
@@ -39,8 +45,8 @@ class Markers:
         self.remove()
         self._marked = marked
         for number, parameter in chosen:
-            touch = torch.compiler.disable(_Touch(self._touched, number, self._inside).touch)
-            self._handles.append(parameter.register_post_accumulate_grad_hook(touch))
+            touch = _Touch(self._touched, number, self._owner)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(touch.touch))
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -92,20 +98,32 @@ def _ends(watched: WatchedOptimizer) -> list[Tensor]:
 class _Touch:
     """A hook without a reference to the Run: the parameter may outlive it."""
 
-    __slots__ = ("_inside", "_number", "_touched")
+    __slots__ = ("_number", "_owner", "_touched")
 
-    def __init__(
-        self, touched: Touched, number: int, inside: "weakref.WeakMethod[Callable[[Tensor], object]]"
-    ) -> None:
+    def __init__(self, touched: Touched, number: int, owner: "weakref.ref[Owner]") -> None:
         self._touched = touched
         self._number = number
-        self._inside = inside
+        self._owner = owner
 
     def touch(self, parameter: Tensor) -> None:
+        compiling = compiler()
+        if compiling is None:
+            self._tell(parameter)
+            return
+        set_compiler(None)
+        try:
+            self._tell(parameter)
+        finally:
+            set_compiler(compiling)
+
+    def _tell(self, parameter: Tensor) -> None:
         mine = self._touched.get(threading.get_ident())
         # A device has an autograd thread of its own: whose backward it serves is not known there.
         for touched in [mine] if mine is not None else list(self._touched.values()):
             touched.add(self._number)
-        inside = self._inside()
-        if inside is not None:
-            inside(parameter)
+        owner = self._owner()
+        if owner is not None:
+            owner.probes.touched(parameter)
+
+
+untraced(_Touch.touch, recursive=True)

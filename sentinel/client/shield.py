@@ -1,13 +1,12 @@
 """Keep sentinel's own failures out of the user's loop: the one exception boundary of the training process."""
 
 import functools
-import time
 from collections.abc import Callable
+from time import perf_counter as clock
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-import torch
-
 from sentinel.client.plain import text
+from sentinel.client.tracing import compiler, set_compiler, untraced
 from sentinel.errors import RunStopped
 
 P = ParamSpec("P")
@@ -26,23 +25,25 @@ class Shielded(Protocol):
     def failed(self, where: str, error: Exception) -> None: ...
 
 
-MARK = "_sentinel_shielded"
 S = TypeVar("S", bound=Shielded)
 
 
 def shielded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
     """The method as the loop may call it: nothing raises but RunStopped, its time is counted, dead means no-op.
 
-    `untraced` keeps Dynamo out of it where the loop is compiled.
+    Where the loop is compiled, Dynamo stays out of it and of what it calls.
     """
 
     @functools.wraps(method)
     def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R | None:
         if self.dead:
             return None
-        started = time.perf_counter()
+        started = clock()
         self.shield_depth += 1
+        compiling = compiler()
         try:
+            if compiling is not None:
+                set_compiler(None)
             return method(self, *args, **kwargs)
         except RunStopped:
             raise
@@ -50,22 +51,14 @@ def shielded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
             self.failed(method.__name__, error)
             return None
         finally:
+            if compiling is not None:
+                set_compiler(compiling)
             self.shield_depth -= 1
             if not self.shield_depth:
-                self.hook_seconds += time.perf_counter() - started
+                self.hook_seconds += clock() - started
 
-    setattr(guarded, MARK, True)
-    return guarded  # type: ignore[return-value]  # functools.wraps names the first parameter, Callable does not
-
-
-def untraced(instance: Shielded) -> None:
-    """Keep Dynamo out of this instance's shielded methods, and out of what they call.
-
-    Done in `attach` and not where the class is made: it imports Dynamo, which takes a second and makes a folder.
-    """
-    for name in dir(type(instance)):
-        if getattr(getattr(type(instance), name), MARK, False):
-            setattr(instance, name, torch.compiler.disable(getattr(instance, name)))
+    # functools.wraps names the first parameter, Callable does not
+    return untraced(guarded, recursive=True)  # type: ignore[return-value]
 
 
 def describe(error: BaseException, limit: int = 400) -> str:

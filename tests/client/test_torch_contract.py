@@ -1,11 +1,14 @@
 """What sentinel uses of torch without a promise from torch: one test per name, so that an upgrade says what moved."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.utils.data import DataLoader
 
@@ -111,3 +114,60 @@ def test_the_wrapper_that_runs_step_hooks_names_its_optimizer_self() -> None:
     optimizer.register_step_pre_hook(look)
     optimizer.step()
     assert seen == [(True, True)]
+
+
+def test_the_engine_calls_back_in_the_order_of_asking_once_all_gradients_are_there() -> None:
+    told: list[str] = []
+    engine = torch.autograd.Variable._execution_engine
+    first, last = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+
+    def ask(name: str) -> None:
+        engine.queue_callback(lambda: told.append(f"{name} {first.grad is not None and last.grad is not None}"))
+
+    last.register_post_accumulate_grad_hook(lambda _: ask("early"))
+    first.register_post_accumulate_grad_hook(lambda _: ask("late"))
+    (first.exp() * last).sum().backward()
+    assert sorted(told) == ["early True", "late True"]
+    assert torch._C._current_graph_task_id() == -1
+
+
+def test_ddp_leaves_word_in_its_forward_whether_the_backward_will_reduce(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Linear(2, 1))
+        word = []
+        model(torch.ones(1, 2)).sum().backward()
+        word.append(model.require_forward_param_sync)
+        with model.no_sync():
+            model(torch.ones(1, 2)).sum().backward()
+            word.append(model.require_forward_param_sync)
+        assert word == [True, False]
+        assert (model._use_python_reducer, model.static_graph) == (False, False)
+        assert "_sync_buffers" in vars(DistributedDataParallel)
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).name() == "gloo"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_blocking_collective_ends_in_the_wait_that_can_be_replaced(tmp_path: Path) -> None:
+    calls: list[object] = []
+    original = dist.Work.wait
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.Work.wait = lambda self, *args: (calls.append(self), original(self, *args))[1]
+    try:
+        dist.all_reduce(torch.ones(1))
+        dist.barrier()
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    finally:
+        dist.Work.wait = original
+        dist.destroy_process_group()
+    assert len(calls) == 3
+
+
+def test_dynamo_is_kept_out_of_a_function_and_of_what_it_calls_by_names_that_torch_has() -> None:
+    from torch._C._dynamo import eval_frame
+
+    assert eval_frame.get_eval_frame_callback() is None
+    assert eval_frame.set_eval_frame(None) is None
+    assert {"SKIP", "DEFAULT"} <= set(dir(eval_frame._FrameAction))
+    assert "_torchdynamo_disable" in inspect.getsource(torch._dynamo.decorators)
