@@ -10,7 +10,7 @@ from sentinel.client.attempt import Attempt
 from sentinel.client.optimizer import WatchedOptimizer
 from sentinel.client.probes.gradients import local
 from sentinel.client.sampling.signal import Signal, Take
-from sentinel.client.sampling.strided import elements, stride, taken
+from sentinel.client.sampling.strided import elements, plan, taken
 from sentinel.records import HISTOGRAM_EDGES
 
 CHUNK = 2**17  # values compared with all edges at once on a device: 4 MB of booleans
@@ -19,8 +19,8 @@ CHUNK = 2**17  # values compared with all edges at once on a device: 4 MB of boo
 class Histogram(Signal):
     """Before clipping, unscaled; values that are not finite are in no bucket, infinities in the last.
 
-    Exact up to `most` values; beyond, every nth of each tensor is counted and the counts are scaled to all of them.
-    Under sharding of this rank's shards. A value that a sparse gradient does not name is a 0.
+    Exact up to `most` values; beyond, every nth of each large tensor is counted, and the counts are scaled to all of
+    them. Under sharding of this rank's shards. A value that a sparse gradient does not name is a 0.
     """
 
     name = "histogram"
@@ -34,28 +34,32 @@ class Histogram(Signal):
         del attempt
         gradients = [one.grad for one in watched.parameters if one.grad is not None]
         dense = [_real(local(one.detach())) for one in gradients]
-        take.values.pop(watched.name, None)
-        if not elements(dense):
-            return
-        held = (local(one.detach()) for each in self._watched for one in each.parameters)
-        distance = stride(elements(held), self._most)
-        pieces = [taken(one, distance) for one in dense if one.numel()]
-        wide = any(one.dtype == torch.float64 for one in pieces)
-        values = torch.cat([one.to(torch.float64 if wide else torch.float32) for one in pieces]).abs_()
-        edges = self._on(values)
-        take.values[watched.name] = bucket_counts(values, edges if divisor is None else edges * divisor.to(edges))
+        for key in [one for one in take.values if one.startswith(f"{watched.name}/")]:
+            del take.values[key]
+        held = [local(one.detach()).numel() for each in self._watched for one in each.parameters]
+        chosen = plan(held, self._most)
         unnamed = sum(_unnamed(one, mine) for one, mine in zip(gradients, dense, strict=True))
-        take.notes[watched.name] = elements(dense) / len(values), unnamed
+        scales: dict[str, float] = {}
+        take.notes[watched.name] = unnamed, scales
+        for distance in {1, chosen.distance}:
+            alike = [one for one in dense if one.numel() and chosen.of(one) == distance]
+            if not alike:
+                continue
+            values = _magnitudes([taken(one, distance) for one in alike])
+            edges = self._on(values)
+            key = f"{watched.name}/{distance}"
+            take.values[key] = bucket_counts(values, edges if divisor is None else edges * divisor.to(edges))
+            scales[key] = elements(alike) / len(values)
 
     def fields(self, take: Take, numbers: Mapping[str, Any], attempt: Attempt) -> Mapping[str, Any]:
         del attempt
-        total: list[float] = [0.0] * (len(HISTOGRAM_EDGES) + 2)
-        for name, counts in numbers.items():
-            scale, unnamed = take.notes[name]
-            total = [one + count * scale for one, count in zip(total, counts, strict=True)]
-            total[-1] += unnamed
         if not numbers:
             return {}
+        total: list[float] = [0.0] * (len(HISTOGRAM_EDGES) + 2)
+        for unnamed, scales in take.notes.values():
+            total[-1] += unnamed
+            for key, scale in scales.items():
+                total = [one + count * scale for one, count in zip(total, numbers[key], strict=True)]
         *buckets, zeros = map(round, total)
         return {"histogram": buckets, "zeros": zeros}
 
@@ -83,6 +87,12 @@ def bucket_counts(values: Tensor, edges: Tensor) -> Tensor:
         counts = torch.diff(up_to, prepend=up_to.new_zeros(1), append=(~torch.isnan(values)).sum()[None])
     counts[0] -= zeros
     return torch.cat([counts, zeros[None]])
+
+
+def _magnitudes(pieces: list[Tensor]) -> Tensor:
+    """Of all of them, one after another, in a type that holds them exactly."""
+    wide = any(one.dtype == torch.float64 for one in pieces)
+    return torch.cat([one.to(torch.float64 if wide else torch.float32) for one in pieces]).abs_()
 
 
 def _real(gradient: Tensor) -> Tensor:

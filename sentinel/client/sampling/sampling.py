@@ -110,8 +110,7 @@ class Sampling(Probe):
         return found, seconds
 
     def close(self) -> None:
-        self._leave()
-        self._told.clear()
+        self._leave()  # what was taken is still told: the last records follow
         self._replicas.close()
         for signal in self._signals.values():
             signal.close()

@@ -1,21 +1,41 @@
 """Take a bounded number of a model's values, the same ones on every rank and in every kind of loop."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 
-def stride(elements: int, most: int) -> int:
-    """The distance at which at most about `most` of so many values are taken; 1: all of them.
+class Plan(NamedTuple):
+    """Which values of each tensor are taken: all of a small one, of a large one every nth."""
 
-    A prime, so that it seldom divides the width of a matrix and then runs down a few of its columns. Every tensor
-    gives at least one value, so there may be as many more as there are tensors.
+    whole: int  # tensors of at most so many values are taken whole
+    distance: int  # a prime, so that it seldom divides the width of a matrix and then runs down a few of its columns
 
-    >>> stride(1000, 1000), stride(1001, 1000), stride(10_000_000, 1_000_000)
-    (1, 2, 11)
+    def of(self, tensor: Tensor) -> int:
+        return 1 if tensor.numel() <= self.whole else self.distance
+
+
+def plan(sizes: Sequence[int], most: int) -> Plan:
+    """For tensors of so many values each: at most `most` are taken in all, and one more of each large tensor.
+
+    Biases and norms are few and may move most, so up to a quarter of `most` goes to tensors that are taken whole.
+
+    >>> plan([500, 500], 1000)
+    Plan(whole=500, distance=1)
+    >>> plan([10, 10, 20_000, 20_000], 1000)
+    Plan(whole=62, distance=59)
     """
-    least = -(-elements // most)
-    return next(number for number in range(max(1, least), 2 * max(1, least) + 2) if _is_prime_or_one(number))
+    if sum(sizes) <= most:
+        return Plan(max(sizes, default=0), 1)
+    whole = most // (4 * len(sizes))
+    least = -(-sum(size for size in sizes if size > whole) // (most - most // 4))
+    return Plan(whole, next(number for number in range(least, 2 * least + 2) if _is_prime_or_one(number)))
+
+
+def elements(tensors: Iterable[Tensor]) -> int:
+    """How many values they hold on this rank."""
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def taken(tensor: Tensor, distance: int) -> Tensor:
@@ -25,11 +45,6 @@ def taken(tensor: Tensor, distance: int) -> Tensor:
         strides = tensor.stride()
         tensor = tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
     return tensor.reshape(-1)[::distance]
-
-
-def elements(tensors: Iterable[Tensor]) -> int:
-    """How many values they hold on this rank."""
-    return sum(tensor.numel() for tensor in tensors)
 
 
 def _is_prime_or_one(number: int) -> bool:

@@ -12,7 +12,7 @@ from sentinel.client.optimizer import WatchedOptimizer
 from sentinel.client.probes.gradients import FULL_PRECISION, local, spread
 from sentinel.client.sampling.group_norms import each_norm
 from sentinel.client.sampling.signal import Signal, Take
-from sentinel.client.sampling.strided import elements, stride, taken
+from sentinel.client.sampling.strided import Plan, plan, taken
 from sentinel.vocabulary import UpdateResult
 
 
@@ -20,8 +20,8 @@ class UpdateRatio(Signal):
     """update_norm: L2 of the weights after the step minus those before it; weight_norm: L2 of those before it.
 
     Over the trainable parameters of the optimizers that stepped. Exact up to `most` values; beyond, over every nth
-    value of each tensor, scaled by the square root of how many that leaves out. Absent when the update was skipped.
-    Under sharding of this rank's shards: squares add up.
+    value of each large tensor, whose square is scaled to all of them. Absent when the update was skipped. Under
+    sharding of this rank's shards: squares add up.
     """
 
     name = "update_ratio"
@@ -33,25 +33,26 @@ class UpdateRatio(Signal):
 
     @torch.no_grad()
     def before_update(self, take: Take, watched: WatchedOptimizer, attempt: Attempt) -> None:
-        trained = [one for one in watched.parameters if one.requires_grad and one.numel()]
+        trained = [one for one in watched.parameters if one.requires_grad and local(one.detach()).numel()]
         if attempt.result is not UpdateResult.APPLIED or not trained:
             return
         held = [local(one.detach()) for each in self._watched for one in each.parameters if one.requires_grad]
-        distance = stride(elements(held), self._most)
-        copies = [_exact(one, distance).clone() for one in trained]
-        take.notes[_copies(watched)] = distance, trained, copies
+        chosen = plan([one.numel() for one in held], self._most)
+        copies = [_exact(one, chosen).clone() for one in trained]
+        take.notes[_copies(watched)] = chosen, trained, copies
 
     @torch.no_grad()
     def after_update(self, take: Take, watched: WatchedOptimizer, attempt: Attempt) -> None:
         del attempt
-        distance, trained, copies = take.notes.pop(_copies(watched), (1, [], []))
+        chosen, trained, copies = take.notes.pop(_copies(watched), (None, [], []))
         if not copies:
             return
-        changes = torch._foreach_sub([_exact(one, distance) for one in trained], copies)
+        changes = torch._foreach_sub([_exact(one, chosen) for one in trained], copies)
         take.values[f"update.{watched.name}"] = each_norm(changes)
         take.values[f"weight.{watched.name}"] = each_norm(copies)
-        scale = elements(local(one.detach()) for one in trained) / elements(copies)
-        take.notes[watched.name] = scale, spread(trained).copies
+        # By how much the square of what was taken of a tensor stands for the square of this rank's part of it.
+        parts = zip(trained, copies, spread(trained).copies, strict=True)
+        take.notes[watched.name] = [_size(one) / copy.numel() / held for one, copy, held in parts]
 
     def end(self, take: Take) -> None:
         for name in [one for one in take.notes if one.startswith(_COPIES)]:
@@ -63,9 +64,9 @@ class UpdateRatio(Signal):
         return {
             f"{what}_norm": math.hypot(
                 *(
-                    norm * math.sqrt(scale / held)
-                    for name, (scale, copies) in take.notes.items()
-                    for norm, held in zip(numbers[f"{what}.{name}"], copies, strict=True)
+                    norm * math.sqrt(scale)
+                    for name, scales in take.notes.items()
+                    for norm, scale in zip(numbers[f"{what}.{name}"], scales, strict=True)
                 )
             )
             for what in ("update", "weight")
@@ -79,8 +80,14 @@ def _copies(watched: WatchedOptimizer) -> str:
     return f"{_COPIES}{watched.name}"
 
 
-def _exact(parameter: Tensor, distance: int) -> Tensor:
-    """Every nth value, in a type in which the difference of two of them is not rounded away."""
+def _size(parameter: Tensor) -> int:
+    """Real numbers that this rank holds of it."""
+    return local(parameter.detach()).numel() * (2 if parameter.is_complex() else 1)
+
+
+def _exact(parameter: Tensor, chosen: Plan) -> Tensor:
+    """The values of the plan, in a type in which the difference of two of them is not rounded away."""
     values = local(parameter.detach())
+    distance = chosen.of(values)
     values = taken(torch.view_as_real(values) if values.is_complex() else values, distance)
     return values if values.dtype in FULL_PRECISION else values.float()
