@@ -32,8 +32,9 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     `divisor` is the loss scale that they still carry, `taken` a total norm somebody already computed of exactly
     these gradients. On a CPU the answer is final; on another device it stays there, unsynced.
     """
+    gradients = watched.gradients  # looked up before anything else: only then it is known whether they are sharded
     if watched.sharded:
-        return _measure_shards(watched, divisor, taken)
+        return _measure_shards(gradients, divisor, taken)
     norm = watched.norm() if taken is None else taken
     if norm is None:
         return ABSENT
@@ -49,12 +50,11 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     return Measure(value, source, not math.isfinite(value))
 
 
-def _measure_shards(watched: WatchedOptimizer, divisor: Tensor | None, taken: Tensor | None) -> Measure:
+def _measure_shards(gradients: list[Tensor], divisor: Tensor | None, taken: Tensor | None) -> Measure:
     """The global norm where the user's clipping has gathered it, else this rank's part: we start no collective.
 
     On a device nothing is flagged as not finite: the reflex may not act on one rank's part, the norm itself tells.
     """
-    gradients = watched.gradients
     if not gradients:
         return ABSENT
     if taken is not None and is_sharded(taken) and all(one.is_replicate() for one in cast("Any", taken).placements):
