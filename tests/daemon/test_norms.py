@@ -1,6 +1,9 @@
 """Under sharding a record is judged with the global norm, in its order, and never waits for ever."""
 
 import math
+import re
+import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,11 @@ from sentinel.daemon.metrics import Metrics
 from sentinel.daemon.norms import MOST_HELD, Combining
 from sentinel.daemon.rank import Fleet, Identity, Rank
 from sentinel.records import Observation, Origin, Reflex, StepRecord
+from sentinel.store.history import History
 from sentinel.vocabulary import Action, Kind, Outcome, UpdateResult
+from tests.daemon.daemon_process import DaemonProcess
+from tests.daemon.wire_client import WireClient
+from tests.waiting import until
 
 
 class Wire:
@@ -177,3 +184,39 @@ def test_a_run_that_is_over_is_forgotten():
     bench.combining.forget("r1")
     assert bench.combining._runs == {}
     assert bench.steps(0) == [(1, None)]
+
+
+def test_a_real_daemon_shows_and_stores_the_same_norm_for_every_rank_and_none_where_a_record_was_dropped(
+    tmp_path: Path,
+) -> None:
+    with DaemonProcess(tmp_path / "home") as daemon, History(daemon.database) as history:
+        ranks = [WireClient(daemon.places.socket, "r1", rank, 2) for rank in (0, 1)]
+        for rank in ranks:
+            rank.connect()
+        for rank, part in zip(ranks, (3.0, 4.0), strict=True):
+            rank.start()
+            for step in range(1, 6):
+                if (rank.rank, step) == (1, 3):
+                    rank.drop(1)
+                else:
+                    rank.step(step, grad_norm=None, grad_norm_local=part * step, grad_norm_source="local")
+            rank.all_stored()
+        until(lambda: shown(daemon) == {"0": 25.0, "1": 25.0})
+        rows = list(history.steps("r1"))
+        for row in rows:
+            assert row["grad_norm"] == (None if row["step"] == 3 else 5.0 * row["step"])
+        assert len(rows) == 9
+        for rank in ranks:
+            rank.end(5)
+            rank.all_stored()
+            rank.close()
+        until(lambda: history.run("r1")["status"] == "completed")
+        assert [books["dropped"] for books in history.conservation("r1")] == [0, 1]
+        assert history.incidents("r1") == []
+
+
+def shown(daemon: DaemonProcess) -> dict[str, float]:
+    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=5) as reply:
+        text = reply.read().decode()
+    found = re.findall(r'^sentinel_grad_norm{rank="(\d)",run_id="r1"} (\S+)$', text, re.MULTILINE)
+    return {rank: float(value) for rank, value in found}
