@@ -89,7 +89,7 @@ class _Daemon:
         self._dispatcher = Dispatcher(core)
         self._pipeline = Pipeline(core, self._dispatcher, Judging(core, self._dispatcher, settings))
         self._departures = Departures(core, self._dispatcher, self._pipeline, places)
-        self._node = Node(self._fleet, self._writer, places.home)
+        self._node = Node(self._fleet, self._writer, self._metrics, places.home)
         self._sessions = Sessions(
             core, self._pipeline, self._departures, self._node, database_url=url, mode=settings.mode
         )

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 import sentinel
 from sentinel.daemon.connection import Rejected
+from sentinel.daemon.node_metrics import MachineMetrics
 from sentinel.daemon.sample_metrics import of_samples
 from sentinel.daemon.samples import Samples
 from sentinel.daemon.series import STEP_BUCKETS_SECONDS, RankSeries
@@ -76,6 +77,7 @@ class Metrics(Collector):
         self.queued: Callable[[], int] = int
         self.lag_seconds: Callable[[], float] = float
         self.record_kept: Callable[[], bool] = lambda: True
+        self.machine = MachineMetrics()
         self._ranks: dict[tuple[str, int], RankSeries] = {}
         self._runs: dict[str, RunSeries] = {}
 
@@ -133,6 +135,7 @@ class Metrics(Collector):
         yield from _of_runs(runs)
         yield from of_samples({run.run_id: run.samples for run in runs})
         yield from self._of_daemon()
+        yield from self.machine.collect()
         for series in ranks:
             if not series.up:
                 series.scrapes_since_end += 1

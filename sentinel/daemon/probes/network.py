@@ -12,8 +12,8 @@ from sentinel.daemon.probes.probe import Reading
 
 EVERY_SECONDS = 1.0
 MOST_DEVICES = 32  # each is six series
-# Ends of containers' and virtual machines' cables, and what the kernel makes by itself: what they carry passes through
-# a real interface, too, and a node may have hundreds.
+# Ends of the cables of containers and virtual machines, and what the kernel makes by itself: what they carry passes
+# a real interface, too, and a node may have hundreds of them.
 VIRTUAL = ("veth", "cali", "docker", "br-", "virbr", "cni", "flannel", "lxc", "ifb", "dummy", "gre", "sit", "tunl")
 ERRORS = {
     "receive_errors": "errin",
@@ -50,7 +50,7 @@ class Network:
 
 
 def _of_interfaces() -> Iterator[Reading]:
-    # nowrap would keep psutil's own memory of every interface that ever was; whoever exports counters looks after that.
+    # nowrap would remember every interface that ever was; whoever exports the counters looks after that.
     found = psutil.net_io_counters(pernic=True, nowrap=False)
     shown = [name for name in sorted(found) if not name.startswith(VIRTUAL)]
     for name in shown[:MOST_DEVICES]:

@@ -7,9 +7,9 @@ from sentinel.daemon.probes.probe import Reading
 
 EVERY_SECONDS = 2.0
 MOST_PORTS = 32
-UNIT_BYTES = 4  # of the two data counters: "total number of data octets, divided by 4" (InfiniBand spec. 16.1.3.5)
+UNIT_BYTES = 4  # of the two data counters: "data octets, divided by 4" (InfiniBand spec 16.1.3.5)
 DATA = {"port_rcv_data": "received", "port_xmit_data": "sent"}
-# A closed list, by folder: errors of the link (the kernel's Documentation/ABI/stable/sysfs-class-infiniband), and what
+# A closed list, by folder: errors of the link (the kernel's ABI/stable/sysfs-class-infiniband), and what
 # tells of a congested or lossy fabric (NVIDIA, "Understanding mlx5 Linux Counters").
 COUNTERS = {
     "counters": (
