@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sentinel.client import reading
 from sentinel.client.probes.loss import Value
 
 Numbers = dict[str, Any]  # a float for a number or a tensor of shape (), a list of floats for one of shape (n,)
@@ -52,7 +53,7 @@ class DeviceReader:
         for name, value in values.items():
             if not isinstance(value, Tensor):
                 ready[name] = value
-            elif value.device.type == "cpu":
+            elif reading.is_free(value):
                 ready[name] = value.detach().to(torch.float64).tolist()
             else:
                 on_device[name] = value.detach()

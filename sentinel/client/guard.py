@@ -6,10 +6,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from sentinel.client import reading
 from sentinel.client.collectives import world_size
-from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.optimizer import Marks, WatchedOptimizer
 from sentinel.client.probes.gradients import exact_norm, is_sharded, local, shard_norm, spread
-from sentinel.client.probes.loss import Value
+from sentinel.client.probes.loss import Value, plain
 
 
 class Measure(NamedTuple):
@@ -20,7 +21,7 @@ class Measure(NamedTuple):
     nonfinite: bool | Tensor = False  # a bool tensor of shape () where the device is read later
     overflow: bool | Tensor = False  # GradScaler skips this update by itself: normal under AMP
     ranks: int = 1  # more than one: the norm is this rank's part, and over so many ranks the squares add up
-    marks: tuple[int, ...] = ()  # gradient_marks when it was taken; the measure holds while they do
+    marks: Marks | None = None  # when it was taken; the measure holds while they do
 
 
 ABSENT = Measure(None, None)
@@ -32,17 +33,16 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     `divisor` is the loss scale that they still carry, `taken` a total norm somebody already computed of exactly
     these gradients. On a CPU the answer is final; on another device it stays there, unsynced.
     """
-    gradients = watched.gradients  # looked up before anything else: only then it is known whether they are sharded
+    watched.follow()  # looked up before anything else: only then it is known whether they are sharded
     if watched.sharded:
-        return _measure_shards(gradients, divisor, taken)
+        return _measure_shards(watched.gradients, divisor, taken)
     norm = watched.norm() if taken is None else taken
     if norm is None:
         return ABSENT
     source = "own" if taken is None else "clip"
-    scaled = _unscaled(norm, divisor)
-    if scaled.device.type != "cpu":
-        return Measure(scaled.float(), source, ~torch.isfinite(norm.detach()))
-    value = float(scaled)
+    if not reading.is_free(norm):
+        return Measure(_unscaled(norm, divisor).float(), source, ~torch.isfinite(norm.detach()))
+    value = float(norm) if divisor is None else float(_unscaled(norm, divisor))
     if math.isfinite(value):
         return Measure(value, source)
     # The norm itself may have overflowed although every gradient is finite.
@@ -59,13 +59,13 @@ def _measure_shards(gradients: list[Tensor], divisor: Tensor | None, taken: Tens
         return ABSENT
     if taken is not None and is_sharded(taken) and all(one.is_replicate() for one in cast("Any", taken).placements):
         known = _unscaled(local(taken), divisor)
-        on_cpu = known.device.type == "cpu"
-        return Measure(float(known), "clip", not bool(torch.isfinite(known))) if on_cpu else Measure(known, "clip")
+        value = plain(known)
+        return Measure(value, "clip", isinstance(value, float) and not math.isfinite(value))
     lie = spread(gradients)
     whole = lie.adds_up and lie.ranks == world_size()
     source = "own" if lie.ranks == 1 else "local" if whole else "part"
     part = _unscaled(shard_norm(gradients, lie), divisor)
-    if part.device.type != "cpu":
+    if not reading.is_free(part):
         return Measure(part.float(), source, ranks=lie.ranks)
     value = float(part)
     if not math.isfinite(value):
@@ -85,7 +85,8 @@ def amp_overflow(optimizer: Any) -> bool | Tensor | None:
     found = getattr(optimizer, "found_inf", None)
     if not isinstance(found, Tensor):
         return None
-    return float(found) > 0.0 if found.device.type == "cpu" else found.detach().reshape(()).float()
+    known = plain(found)
+    return known > 0.0 if isinstance(known, float) else known
 
 
 def evidence(watched: WatchedOptimizer, names: dict[int, str], norm: float) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Judgement:
             self.before_step(watched, attempt)
             return
         taken = attempt.measures.get(watched.name)
-        if taken is None or list(taken.marks) != watched.gradient_marks:  # else it was clipped in the closure
+        if taken is None or taken.marks != watched.marks():  # else it was clipped in the closure
             attempt.measures[watched.name] = self._labelled(measure(watched), watched)
 
     def _labelled(self, taken: Measure, watched: WatchedOptimizer) -> Measure:

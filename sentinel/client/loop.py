@@ -195,7 +195,8 @@ class Loop:
         self._thread = threading.get_ident()
         self._attempts.forget_broken_step()
         watched.look_again()
-        self._take_base()
+        if self.boundaries is not None and self.boundaries.needs_base:
+            self._take_base()
         attempt = self._open(watched)
         if not attempt.backwards and watched.gradients:
             self._markers.place(self.watched)
@@ -291,7 +292,7 @@ class Loop:
     @shielded
     def _take_base(self) -> None:
         """On its own, so that a state which cannot be copied does not keep the reflex from looking."""
-        if self.boundaries is not None and self.boundaries.needs_base and not self.batches_active():
+        if self.boundaries is not None and not self.batches_active():
             self.boundaries.take_base()
 
     def _open(self, watched: WatchedOptimizer) -> Attempt:

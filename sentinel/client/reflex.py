@@ -31,7 +31,7 @@ class Reflexes:
     def judge(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
         """Measure the gradients that are about to be applied, and set them aside if they are not finite."""
         found = attempt.measures.get(watched.name)
-        if found is None or (found.marks and list(found.marks) != watched.gradient_marks):
+        if found is None or (found.marks is not None and found.marks != watched.marks()):
             again = measure(watched, getattr(watched.target, "grad_scale", None))
             # A norm from before clipping stays the reported one; what was written since decides the reflex.
             found = again if found is None else found._replace(nonfinite=again.nonfinite)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sentinel.client import reading
 from sentinel.client.handle import Handle
 from sentinel.errors import MisuseError
 
@@ -104,7 +105,7 @@ def _rates(optimizer: Any) -> list[float]:
     found: list[float] = []
     for group in getattr(optimizer, "param_groups", None) or ():
         rate = group.get("lr") if isinstance(group, dict) else None
-        if rate is None or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
+        if rate is None or (isinstance(rate, Tensor) and not reading.is_free(rate)):
             break
         found.append(float(rate))
     return found

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 FULL_PRECISION = frozenset({torch.float32, torch.float64})
+ORDINARY = (Parameter, Tensor)  # themselves, no subclass of theirs
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -66,6 +68,37 @@ def shard_norm(gradients: Sequence[Tensor], lie: Spread) -> Tensor:
         torch.stack(torch._foreach_div(parts, [held**0.5 for held in lie.copies]))
     )
     return total
+
+
+def are_alike(parameters: Sequence[Tensor]) -> bool:
+    """Ordinary dense parameters of one precision and device: `quick_norm` may be tried on their gradients."""
+    first = next(iter(parameters), None)
+    return (
+        first is not None
+        and first.dtype in FULL_PRECISION
+        and all(
+            type(one) in ORDINARY
+            and one.layout is torch.strided
+            and one.dtype is first.dtype is (getattr(one, "grad_dtype", None) or one.dtype)
+            and one.device == first.device
+            for one in parameters
+        )
+    )
+
+
+def quick_norm(gradients: list[Tensor]) -> Tensor | None:
+    """As `global_norm`, for gradients of parameters that `are_alike`; None where they turn out to be of another kind.
+
+    It looks at no gradient by itself, so that it costs what the one pass over their values costs.
+    """
+    with torch.no_grad():
+        try:
+            parts = torch.stack(torch._foreach_norm(gradients))
+        except (RuntimeError, TypeError):  # sparse ones, or on several devices
+            return None
+        if type(parts) is not Tensor or parts.dtype not in FULL_PRECISION:
+            return None
+        return cast("Tensor", torch.linalg.vector_norm(parts, dtype=torch.float64))
 
 
 @torch.no_grad()

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sentinel.client import reading
+
 # Set on the tensor that GradScaler.scale returns, so that the root's unscaled value is had exactly.
 UNSCALED = "_sentinel_unscaled"
 SCALED_BY = "_sentinel_scaled_by"
@@ -101,7 +103,7 @@ def scalar_roots(outputs: Sequence[Any]) -> list[Tensor]:
 
 def plain(value: Tensor) -> Value:
     """A float where reading costs nothing (CPU); else a detached tensor of shape (), never synced here."""
-    if value.device.type == "cpu":
+    if reading.is_free(value):
         return float(value)
     return value.detach().reshape(()).float()
 

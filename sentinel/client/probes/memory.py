@@ -18,7 +18,7 @@ ABSENT = DeviceMemory()
 
 def device_memory() -> DeviceMemory:
     """One read of the caching allocator's counters: no sync, no driver call. Absent where CUDA is not in use."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():
         return ABSENT
     stats = torch.cuda.memory_stats_as_nested_dict()
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
