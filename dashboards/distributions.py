@@ -34,7 +34,7 @@ def gradients() -> list[Panel]:
         ),
         lines(
             "Gradient noise scale",
-            "Batch size, in samples, from which on larger batches help less; of several ranks, sampled.",
+            "Batch size from which on larger batches help less: samples, or tokens where those are not reported.",
             [Query(f"sentinel_gradient_noise_scale{RUN}", "noise scale")],
             _MAGNITUDE,
         ),

@@ -55,7 +55,7 @@ class RunSeries:
         self.incidents = dict.fromkeys(itertools.product(Kind, Severity), 0)
         self.open: dict[str, tuple[Kind, Severity]] = {}  # as each incident is now: both may change while it is open
         self.actions = dict.fromkeys(itertools.product(Action, Outcome), 0)
-        self.samples = Samples()
+        self.samples = Samples(lambda: int(self.info.get("world_size", 0)))
 
     @property
     def open_kinds(self) -> list[Kind]:

@@ -20,7 +20,8 @@ def of_samples(samples: Mapping[str, Samples]) -> Iterator[Metric]:
     groups = _gauge("gradient_group_norm", "L2 norm of a layer group's gradients, before clipping.", "group")
     zeros = _gauge("gradient_zeros_ratio", "Share of the gradient's values that are exactly 0.")
     update = _gauge("update_ratio", "L2 norm of what an update changed over that of the weights before it.")
-    noise = _gauge("gradient_noise_scale", "Batch size, in samples, from which on larger batches help less.")
+    text = "Batch size from which on larger ones help less; in samples where the loop reports them, else in tokens."
+    noise = _gauge("gradient_noise_scale", text)
     uneven = _gauge(
         "expert_imbalance", "Variance of an expert's load relative to a uniform one; 0 is even.", "router"
     )

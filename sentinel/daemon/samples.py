@@ -11,7 +11,9 @@ from sentinel.daemon.noise_scale import RunNoiseScale
 from sentinel.detect import combining
 from sentinel.records import Sample, StepRecord
 
-MOST_OPEN = 4  # steps of a signal that wait for ranks; ranks in step are at most one apart
+# Steps of a signal that wait for ranks. Ranks in step are at most one apart, but their records come in batches.
+MOST_OPEN, LEAST_OPEN = 16, 4
+MOST_HELD = 512  # records in them: with many ranks fewer steps wait
 
 SIGNALS = ("group_norms", "histogram", "update_norm", "expert_load", "local_grad_norm")
 
@@ -31,7 +33,9 @@ class Shown(NamedTuple):
 class Samples:
     """Of one run. Written from the event loop, read by the thread that renders."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: Callable[[], int] = int) -> None:
+        """`world_size`: ranks of the whole run, also those of other nodes; 0 while it is not known."""
+        self._world_size = world_size
         self.noise_scale: float | None = None
         self.noise_scale_of: Callable[[Mapping[int, StepRecord]], float | None] = RunNoiseScale()
         self._up: set[int] = set()
@@ -62,18 +66,14 @@ class Samples:
     def shown(self) -> Shown:
         """Costs a walk over what the ranks told: called once per scrape."""
         norms = self._latest.get("group_norms", {})
-        values = self._told("histogram")
+        values = _samples(self._latest.get("histogram", {}))
         return Shown(
-            combining.group_norms(self._told("group_norms"), sharded=_is_sharded(norms)),
+            combining.group_norms(_samples(norms), self._told_with(norms)),
             combining.histogram(values),
             combining.zeros_ratio(values),
-            combining.update_ratio(self._told("update_norm")),
-            combining.expert_load(self._told("expert_load")),
+            combining.update_ratio(_samples(self._latest.get("update_norm", {}))),
+            combining.expert_load(_samples(self._latest.get("expert_load", {}))),
         )
-
-    def _told(self, name: str) -> list[Sample]:
-        board = self._latest.get(name, {})
-        return [record.sampled for record in board.values() if record.sampled is not None]
 
     def _enter(self, name: str, rank: int, record: StepRecord) -> None:
         boards = self._open[name]
@@ -84,19 +84,26 @@ class Samples:
             for older in [one for one in boards if one <= key]:
                 del boards[older]
             self._publish(name, board)
-        elif len(boards) > MOST_OPEN:
-            given_up = boards.pop(min(boards))
-            if not _is_sharded(given_up):  # a rank that does not sample this hides nothing
-                self._publish(name, given_up)
+        elif len(boards) > max(LEAST_OPEN, min(MOST_OPEN, MOST_HELD // len(self._up or {rank}))):
+            self._publish(name, boards.pop(min(boards)))  # a rank that does not sample this hides nothing
 
     def _publish(self, name: str, board: Board) -> None:
+        """What needs every rank of the run waits for a step that all of them told."""
+        some_missing = len(board) < self._world_size() or not board.keys() >= self._up
+        sharded = combining.are_shards(_samples(board), self._told_with(board))
+        if some_missing and (sharded or name == "local_grad_norm"):
+            return
         self._latest[name] = board
         if name == "local_grad_norm":
             self.noise_scale = self.noise_scale_of(board)
 
+    def _told_with(self, board: Board) -> combining.Told:
+        return combining.Told(
+            max(self._world_size(), len(self._up)),
+            any(record.grad_norm_local is not None for record in board.values()),
+            next((record.grad_norm for record in board.values() if record.grad_norm is not None), None),
+        )
 
-def _is_sharded(board: Board) -> bool:
-    told = any(record.grad_norm_local is not None for record in board.values())
-    norm = next((record.grad_norm for record in board.values() if record.grad_norm is not None), None)
-    samples = [record.sampled for record in board.values() if record.sampled is not None]
-    return combining.are_shards(samples, told=told, grad_norm=norm)
+
+def _samples(board: Board) -> list[Sample]:
+    return [record.sampled for record in board.values() if record.sampled is not None]

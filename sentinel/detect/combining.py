@@ -6,6 +6,7 @@ that misses a rank would be wrong. Numbers that are not finite are left out.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from sentinel.records import HISTOGRAM_EDGES, Sample
 
@@ -14,26 +15,36 @@ MOST_ROUTERS = 64
 _SAME = 0.05  # a norm in half precision is the same up to so much
 
 
-def are_shards(samples: Sequence[Sample], *, told: bool, grad_norm: float | None) -> bool:
-    """Whether each rank speaks of its own part of the weights only. `told`: a rank said so of its gradient norm.
+class Told(NamedTuple):
+    """What the ranks told of a step beside their samples."""
 
-    Else the global norm decides (a loop's own clipping tells it under sharding too): it is the root of all ranks'
-    squares, or it is that of any rank.
+    ranks: int = 1  # how many there are, sampling or not
+    a_part: bool = False  # a rank said that its gradient norm is of its own shards
+    grad_norm: float | None = None  # the global one
+
+
+def are_shards(samples: Sequence[Sample], told: Told) -> bool:
+    """Whether each rank speaks of its own part of the weights only.
+
+    Where no rank said so the global norm decides (a loop's own clipping tells it under sharding too): it is the root
+    of all ranks' squares, or it is that of any rank.
 
     >>> halves = [Sample(group_norms={"all": 3.0}), Sample(group_norms={"all": 4.0})]
-    >>> are_shards(halves, told=False, grad_norm=5.0), are_shards(halves, told=False, grad_norm=4.0)
-    (True, False)
+    >>> [are_shards(halves, Told(ranks=2, grad_norm=norm)) for norm in (5.0, 4.0)]
+    [True, False]
     """
     totals = [math.hypot(*sample.group_norms.values()) for sample in samples if sample.group_norms]
-    if told or not totals or grad_norm is None or not all(map(math.isfinite, (*totals, grad_norm))):
-        return told
+    norm = told.grad_norm
+    if told.a_part or told.ranks < 2 or not totals or norm is None or not all(map(math.isfinite, (*totals, norm))):
+        return told.a_part
     if len(totals) == 1:
-        return not math.isclose(totals[0], grad_norm, rel_tol=_SAME)
-    return abs(math.hypot(*totals) - grad_norm) < abs(max(totals) - grad_norm)
+        return not math.isclose(totals[0], norm, rel_tol=_SAME)
+    return abs(math.hypot(*totals) - norm) < abs(max(totals) - norm)
 
 
-def group_norms(samples: Sequence[Sample], *, sharded: bool) -> dict[str, float]:
-    """L2 norm by layer group, in the order of the model."""
+def group_norms(samples: Sequence[Sample], told: Told) -> dict[str, float]:
+    """L2 norm by layer group, in the order of the model; empty where shards do not add up to the global norm."""
+    sharded = are_shards(samples, told)
     found: dict[str, list[float]] = {}
     for sample in samples:
         for group, norm in (sample.group_norms or {}).items():
@@ -41,6 +52,9 @@ def group_norms(samples: Sequence[Sample], *, sharded: bool) -> dict[str, float]
                 found.setdefault(group, []).append(norm)
     combine: Callable[[list[float]], float] = (lambda norms: math.hypot(*norms)) if sharded else max
     combined = {group: combine(norms) for group, norms in found.items() if all(map(math.isfinite, norms))}
+    whole = math.hypot(*combined.values())
+    if sharded and told.grad_norm is not None and not math.isclose(whole, told.grad_norm, rel_tol=_SAME):
+        return {}  # a rank is missing
     return {group: norm for group, norm in combined.items() if math.isfinite(norm)}
 
 

@@ -89,17 +89,19 @@ def _waits(ranks: Sequence[Row]) -> dict[str, float]:
 
 
 def _sampled(ranks: Sequence[Row], samples: list[Sample]) -> dict[str, Mapping[str, float]]:
-    norm = next((row["grad_norm"] for row in ranks if row["grad_norm"] is not None), None)
-    told = any(row["grad_norm_local"] is not None for row in ranks)
-    sharded = combining.are_shards(samples, told=told, grad_norm=norm)
+    told = combining.Told(
+        len(ranks),
+        any(row["grad_norm_local"] is not None for row in ranks),
+        next((row["grad_norm"] for row in ranks if row["grad_norm"] is not None), None),
+    )
     counts = combining.histogram(samples) or ()
     loads = combining.expert_load(samples)
     experts = {f"{router} {number}": share for router, load in loads.items() for number, share in enumerate(load)}
     uneven = {router: value for router, load in loads.items() if (value := combining.imbalance(load)) is not None}
-    whole = not sharded or sum(sample.group_norms is not None for sample in samples) == len(ranks)
+    missing = told.a_part and sum(sample.group_norms is not None for sample in samples) < len(ranks)
     return {
         "histogram": {str(number): float(count) for number, count in enumerate(counts)} if any(counts) else {},
-        "groups": combining.group_norms(samples, sharded=sharded) if whole else {},
+        "groups": {} if missing else combining.group_norms(samples, told),
         "experts": experts if len(experts) <= MOST_EXPERTS else {},
         "imbalance": uneven if len(experts) > MOST_EXPERTS else {},
     }

@@ -9,6 +9,7 @@ import pytest
 
 from sentinel.daemon.metrics import Metrics
 from sentinel.daemon.sample_metrics import MOST_EXPERTS
+from sentinel.daemon.samples import MOST_OPEN
 from sentinel.detect.combining import MOST_GROUPS
 from sentinel.records import HISTOGRAM_EDGES, Sample, StepRecord
 from sentinel.vocabulary import UpdateResult
@@ -212,11 +213,19 @@ def test_ranks_with_different_cadences_meet_at_the_coarsest():
 
 def test_a_rank_that_does_not_sample_hides_the_others_only_for_a_few_samples():
     metrics = of_ranks(2)
-    for step in range(1, 5):
+    for step in range(1, MOST_OPEN + 1):
         metrics.rank("r", 0).take(sampled(step))
     assert series_of(metrics, "sentinel_update_ratio") == {}
-    metrics.rank("r", 0).take(sampled(5))
+    metrics.rank("r", 0).take(sampled(MOST_OPEN + 1))
     assert series_of(metrics, "sentinel_update_ratio") == {(): 0.005}
+
+
+def test_records_that_come_in_batches_meet_all_the_same():
+    metrics = of_ranks(2)
+    for rank in range(2):
+        for step in range(1, MOST_OPEN + 1):
+            metrics.rank("r", rank).take(record(step, **local(1.2)))
+    assert series_of(metrics, "sentinel_gradient_noise_scale") == pytest.approx({(): 3.52 / 0.56})
 
 
 def test_shards_of_only_some_ranks_tell_nothing():
@@ -224,6 +233,34 @@ def test_shards_of_only_some_ranks_tell_nothing():
     for step in range(1, 50):
         metrics.rank("r", 0).take(sampled(step, grad_norm_local=1.0))
     assert series_of(metrics, "sentinel_update_ratio") == {}
+
+
+def local(norm: float, **more: Any) -> dict[str, Any]:
+    return {"grad_norm": 1.0, "samples": 4.0, "sampled": Sample(local_grad_norm=norm), **more}
+
+
+def test_the_gradient_noise_scale_is_of_all_ranks_together():
+    metrics = of_ranks(2)
+    for step in range(1, 11):
+        for rank in range(2):
+            metrics.rank("r", rank).take(record(step, **local(2.0)))
+    # Mean of the squares 4 = |G|^2 + S/4 and square of the mean 1 = |G|^2 + S/8: S = 24, |G|^2 = -2 tells nothing.
+    assert series_of(metrics, "sentinel_gradient_noise_scale") == {}
+    metrics = of_ranks(2)
+    for step in range(1, 11):
+        for rank in range(2):
+            metrics.rank("r", rank).take(record(step, **local(1.2)))
+    # 1.44 and 1: S = 3.52, |G|^2 = 0.56.
+    assert series_of(metrics, "sentinel_gradient_noise_scale") == pytest.approx({(): 3.52 / 0.56})
+
+
+def test_a_noise_scale_of_some_ranks_is_not_shown():
+    metrics = of_ranks(2)
+    metrics.run("r").info = {"name": "n", "mode": "protect", "world_size": "4"}
+    for step in range(1, 30):
+        for rank in range(2):
+            metrics.rank("r", rank).take(record(step, **local(1.2)))
+    assert series_of(metrics, "sentinel_gradient_noise_scale") == {}
 
 
 def test_samples_go_with_the_last_rank():

@@ -3,6 +3,7 @@
 import math
 
 from sentinel.detect.combining import (
+    Told,
     are_shards,
     expert_load,
     group_norms,
@@ -20,24 +21,31 @@ NAN = math.nan
 
 def test_norms_of_replicas_are_one_and_squares_of_shards_add_up():
     samples = [Sample(group_norms={"a": 3.0, "b": 1.0}), Sample(group_norms={"a": 4.0, "b": 0.0})]
-    assert group_norms(samples, sharded=False) == {"a": 4.0, "b": 1.0}
-    assert group_norms(samples, sharded=True) == {"a": 5.0, "b": 1.0}
+    assert group_norms(samples, Told(2, False, None)) == {"a": 4.0, "b": 1.0}
+    assert group_norms(samples, Told(2, True, None)) == {"a": 5.0, "b": 1.0}
 
 
 def test_shards_are_known_by_what_a_rank_told_or_by_the_global_norm():
     halves = [Sample(group_norms={"a": 3.0, "b": 0.0}), Sample(group_norms={"a": 0.0, "b": 4.0})]
     replicas = [Sample(group_norms={"a": 3.0, "b": 4.0})] * 2
-    assert are_shards(halves, told=False, grad_norm=5.0)
-    assert not are_shards(replicas, told=False, grad_norm=5.0)
-    assert are_shards(halves[:1], told=False, grad_norm=5.0)
-    assert not are_shards(replicas[:1], told=False, grad_norm=5.01)
-    assert are_shards(replicas, told=True, grad_norm=None)
-    assert not are_shards(halves, told=False, grad_norm=NAN)
+    assert are_shards(halves, Told(2, False, 5.0))
+    assert not are_shards(replicas, Told(2, False, 5.0))
+    assert are_shards(halves[:1], Told(2, False, 5.0))
+    assert not are_shards(replicas[:1], Told(2, False, 5.01))
+    assert are_shards(replicas, Told(2, True, None))
+    assert not are_shards(halves, Told(2, False, NAN))
+    assert not are_shards(halves[:1], Told(1, False, 5.0)), "of one rank there are no shards, whatever it clips"
+
+
+def test_shards_that_do_not_add_up_to_the_global_norm_miss_a_rank():
+    halves = [Sample(group_norms={"a": 3.0}), Sample(group_norms={"a": 4.0})]
+    assert group_norms(halves, Told(2, True, 5.01)) == {"a": 5.0}
+    assert group_norms(halves, Told(2, True, 7.0)) == {}
 
 
 def test_a_norm_that_is_not_finite_on_one_rank_is_left_out():
     samples = [Sample(group_norms={"a": NAN, "b": 1.0}), Sample(group_norms={"a": 4.0, "b": 1.0})]
-    assert group_norms(samples, sharded=False) == {"b": 1.0}
+    assert group_norms(samples, Told(2, False, None)) == {"b": 1.0}
 
 
 def test_counts_add_up_and_zeros_are_a_share_of_all_values():

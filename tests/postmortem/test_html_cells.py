@@ -106,8 +106,9 @@ def test_values_are_shares_whatever_the_number_of_ranks_and_samples():
 
 
 def test_shards_of_which_some_did_not_sample_have_no_norm():
-    whole = [sampled(1, rank=rank, group_norms={"a": 3.0 + rank}) | {"grad_norm_local": 1.0} for rank in (0, 1)]
-    part = [sampled(2, group_norms={"a": 3.0}) | {"grad_norm_local": 1.0}, row(2, rank=1, grad_norm_local=1.0)]
+    one = {"grad_norm_local": 1.0, "grad_norm": 5.0}
+    whole = [sampled(1, rank=rank, group_norms={"a": 3.0 + rank}) | one for rank in (0, 1)]
+    part = [sampled(2, group_norms={"a": 5.0}) | one, row(2, rank=1) | one]
     figure = figures(series([*whole, *part]))["groups"]
     assert figure["z"] == [[5.0]]
 
