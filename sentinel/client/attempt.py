@@ -40,6 +40,7 @@ class Attempt:
         "scaler",
         "step",
         "step_seconds",
+        "thrown_away",
         "time",
     )
 
@@ -49,6 +50,7 @@ class Attempt:
         self.time = 0.0
         self.objective = Objective()
         self.reported = Reported()
+        self.thrown_away: tuple[Objective, Reported] | None = None  # of backwards whose gradients the loop took away
         self.backwards = 0
         self.backward_seconds = 0.0
         self.data_wait_seconds: float | None = None
@@ -66,6 +68,23 @@ class Attempt:
         self.ended_at = 0.0
         self.step_seconds: float | None = None
         self.data_position: int | None = None
+
+    def throw_away(self) -> None:
+        """The loop cleared all gradients without a step: what was gathered so far is none of the update's."""
+        if self.thrown_away is None:
+            self.thrown_away = (Objective(), Reported())
+        self.thrown_away[0].join(self.objective)
+        self.thrown_away[1].join(self.reported)
+        self.objective, self.reported = Objective(), Reported()
+        self.measures.clear()
+        self.clip_max_norm = None
+
+    def take_back(self) -> None:
+        """It had only put them aside, to combine them."""
+        if self.thrown_away is not None:
+            self.objective.join(self.thrown_away[0])
+            self.reported.join(self.thrown_away[1])
+            self.thrown_away = None
 
     @property
     def loss(self) -> Value | None:

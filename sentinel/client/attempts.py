@@ -26,20 +26,30 @@ class Attempts:
         self.stepped: list[WatchedOptimizer] = []
         self.void: list[WatchedOptimizer] = []  # hold gradients of a state that a turn has replaced
         self._markers = markers
+        self._by_id = {one: each for each in watched for one in each.ids}
+        self._before_backward = step  # attempts that there were then
 
     # ------------------------------------------------------------ who is meant
 
     def find(self, optimizer: Any) -> WatchedOptimizer | None:
-        return next((watched for watched in self.watched if watched.is_(optimizer)), None)
+        found = self._by_id.get(id(optimizer))
+        return found if found is not None and found.is_(optimizer) else None
+
+    def backward_begins(self) -> None:
+        self._before_backward = self.step
 
     def of_backward(self) -> Attempt:
         """Whose the backward that just returned is."""
         if self.stepping.evaluating and self.current is not None:
             return self.current
-        if self.current is None or len(self.watched) == 1:
-            return self.gathering
-        waiting = [n for n, watched in enumerate(self.watched) if watched not in self.stepped]
-        return self.current if self._markers.touched.intersection(waiting) else self.gathering
+        if self.current is not None and len(self.watched) > 1:
+            waiting = [n for n, watched in enumerate(self.watched) if watched not in self.stepped]
+            stepped_inside = self.step > self._before_backward  # optimizers that step as soon as a gradient is there
+            if stepped_inside or self._markers.touched.intersection(waiting):
+                return self.current
+        if self._markers.cleared and self.gathering.backwards:
+            self.gathering.throw_away()
+        return self.gathering
 
     def of(self, watched: WatchedOptimizer) -> Attempt:
         """Whose gradients this optimizer holds now: the open attempt's if it has still to step in it."""

@@ -23,6 +23,8 @@ class Judgement:
 
     def before_step(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
         """The gradients are there. Those that nobody clipped are shown to the probes now."""
+        if attempt.thrown_away is not None and self._markers.replaced(watched):
+            attempt.take_back()
         fresh = watched.name not in attempt.measures
         if fresh:
             divisor: Tensor | None = getattr(watched.target, "grad_scale", None)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sentinel.client import interception, scaling
@@ -118,6 +119,7 @@ class Loop:
     @shielded
     def before_backward(self) -> None:
         self._markers.begin()
+        self._attempts.backward_begins()
         if not self._last_end:  # what came before is no part of the first step
             self._last_end, self.pause_seconds = time.perf_counter(), 0.0
         if self._attempts.complete and self._thread == threading.get_ident():
@@ -198,7 +200,7 @@ class Loop:
         if self.boundaries is not None and self.boundaries.needs_base:
             self._take_base()
         attempt = self._open(watched)
-        if not attempt.backwards and watched.gradients:
+        if not attempt.backwards and watched.gradients and torch._C._current_graph_task_id() == -1:
             self._markers.place(self.watched)
         self._stepping.enter(watched)
         opens = len(self._attempts.stepped) == 1

@@ -32,6 +32,7 @@ class Markers:
         self._owner = weakref.ref(owner)
         self._touched: Touched = {}
         self._ever = False
+        self.cleared = False  # the loop had taken all gradients away before the backward that runs now
         self._marked: dict[int, Tensor] = {}
         self._left: dict[int, tuple[int, int]] = {}  # identity and version of their gradients after the last backward
         self._handles: list[Any] = []
@@ -57,6 +58,7 @@ class Markers:
 
     def begin(self) -> None:
         """A backward begins in this thread."""
+        self.cleared = bool(self._left) and all(self._marked[key].grad is None for key in self._left)
         self._touched[threading.get_ident()] = set()
 
     def end(self) -> None:
@@ -71,6 +73,14 @@ class Markers:
         for key, (identity, version) in self._left.items():
             gradient = self._marked[key].grad if watched.holds(key) else None
             if gradient is not None and (id(gradient) != identity or gradient._version != version):
+                return True
+        return False
+
+    def replaced(self, watched: WatchedOptimizer) -> bool:
+        """Did the loop put other gradients in the place of those that the last backward left?"""
+        for key, (identity, _) in self._left.items():
+            gradient = self._marked[key].grad if watched.holds(key) else None
+            if gradient is not None and id(gradient) != identity:
                 return True
         return False
 

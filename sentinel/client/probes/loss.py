@@ -35,6 +35,10 @@ class Objective:
         self.total = self.total + plain(value)
         self.count += 1
 
+    def join(self, other: "Objective") -> None:
+        self.total = self.total + other.total
+        self.count += other.count
+
     @property
     def value(self) -> Value | None:
         return self.total if self.count else None
@@ -84,6 +88,13 @@ class Reported:
             self.expert_load = self.expert_load + load.to(self.expert_load.device)
         else:
             self.expert_load = load
+
+    def join(self, other: "Reported") -> None:
+        self.loss_total = _sum(self.loss_total, other.loss_total)
+        self.loss_weight += other.loss_weight
+        self.tokens = _sum(self.tokens, other.tokens)
+        self.samples = _sum(self.samples, other.samples)
+        self.others = other.others | self.others
 
     @property
     def loss(self) -> Value | None:
