@@ -69,11 +69,17 @@ def world_size() -> int:
 
 
 def wait_is_seen(device: torch.device) -> bool:
-    """Is the time that collectives of this device take the host's time, and is there anybody to wait for?"""
+    """Do collectives of this device hold up the host until they are done, and is there anybody to wait for?
+
+    Parameters on the host may be offloaded ones, whose collectives run on the GPU: there no backend may be another.
+    """
     if world_size() < 2:
         return False
-    backend = dist.group.WORLD._get_backend(device)  # type: ignore[union-attr]  # there is one
-    return str(backend.name()).lower() in BLOCKING
+    group: Any = dist.group.WORLD
+    known = {one.type for one in group._device_types}
+    used = {device.type, "cuda"} if torch.cuda.is_initialized() else {device.type}
+    backends = {str(group._get_backend(torch.device(kind)).name()).lower() for kind in used & known}
+    return device.type in known and backends <= BLOCKING
 
 
 def _timed(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -105,3 +105,14 @@ def test_an_error_in_a_collective_passes_through_and_leaves_no_trace() -> None:
         assert ear.count == 2
     finally:
         collectives.ignore(ear)
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cpu", True), ("meta", False)])
+def test_a_wait_is_seen_where_the_backend_holds_up_the_host(
+    group: None, monkeypatch: pytest.MonkeyPatch, device: str, seen: bool
+) -> None:
+    assert not collectives.wait_is_seen(torch.device("cpu")), "there is nobody to wait for"
+    monkeypatch.setattr(collectives, "world_size", lambda: 2)  # the peer does not matter here
+    assert collectives.wait_is_seen(torch.device(device)) is seen
+    monkeypatch.setattr(collectives, "BLOCKING", frozenset({"mpi"}))
+    assert not collectives.wait_is_seen(torch.device(device))

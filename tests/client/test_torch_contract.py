@@ -145,6 +145,7 @@ def test_ddp_leaves_word_in_its_forward_whether_the_backward_will_reduce(tmp_pat
         assert (model._use_python_reducer, model.static_graph) == (False, False)
         assert "_sync_buffers" in vars(DistributedDataParallel)
         assert dist.group.WORLD._get_backend(torch.device("cpu")).name() == "gloo"
+        assert "cpu" in {one.type for one in dist.group.WORLD._device_types}
     finally:
         dist.destroy_process_group()
 
