@@ -9,7 +9,8 @@ from typing import Any
 
 from sentinel.detect.step_parts import PARTS
 from sentinel.postmortem.cells import Cell, Cells
-from sentinel.postmortem.html_figures import EXPERTS, GRADIENTS, TIME, Figure
+from sentinel.postmortem.html_charts import EXPERTS, GRADIENTS, TIME
+from sentinel.postmortem.html_figures import Figure
 from sentinel.postmortem.series import Series
 from sentinel.records import HISTOGRAM_EDGES
 

@@ -7,8 +7,9 @@ the page can show either. A colour is `@name`, a name of the style sheet, so tha
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
+from sentinel.postmortem.html_charts import CHARTS, WIDE, Chart, Line
 from sentinel.postmortem.html_marks import Marks
 from sentinel.postmortem.html_points import Stretch, stretches, thin
 from sentinel.postmortem.series import Column, Series
@@ -16,90 +17,9 @@ from sentinel.postmortem.wording import NONFINITE_WORDS
 
 Figure = dict[str, Any]
 
-WIDE = frozenset({"loss", "grad_norm"})  # as wide as the page; the others stand beside each other
-BUCKETS = 1000  # per signal and kind of line of a wide plot, half as many of another; each keeps two points
-GROUPS = LEARNING, GRADIENTS, TIME, MACHINE, EXPERTS = (
-    "Learning",
-    "Gradients and updates",
-    "Time",
-    "Machine",
-    "Experts",
-)
+BUCKETS = 1000  # of a wide plot's line, half as many of another, a quarter of a sampled one; each keeps two points
 _MOST_MARKED = 100  # samples that get a marker each
 _LOG_RATIO = 20.0  # a highest value this many times the median is drawn on a logarithmic axis
-
-
-class Line(NamedTuple):
-    """A signal of a chart, as it is drawn."""
-
-    signal: str
-    label: str
-    colour: str
-    sampled: bool = False  # known on some steps only: the line goes from one to the next
-
-
-class Chart(NamedTuple):
-    name: str  # of its place in the page
-    title: str
-    unit: str
-    lines: tuple[Line, ...]
-    group: str = LEARNING  # the heading it stands below
-    prefixes: bool = False  # of the axis: 40k
-
-
-def _one(signal: str, label: str, *, sampled: bool = False) -> tuple[Line, ...]:
-    return (Line(signal, label, "@lr", sampled),)
-
-
-CHARTS = (
-    Chart("loss", "Loss", "", (Line("loss", "loss", "@loss"),)),
-    Chart("grad_norm", "Gradient norm", "global L2, before clipping", (Line("grad_norm", "grad norm", "@grad"),)),
-    Chart("lr", "Learning rate", "", (Line("lr", "learning rate", "@lr"),)),
-    Chart("loss_scale", "Loss scale", "", (Line("loss_scale", "loss scale", "@lr"),)),
-    Chart(
-        "update_ratio",
-        "Update to weight",
-        "of L2 norms, sampled",
-        _one("update_ratio", "update / weight", sampled=True),
-        GRADIENTS,
-    ),
-    Chart("clip", "Clipped", "share of the last 100 updates", _one("clip_fraction", "made smaller"), GRADIENTS),
-    Chart(
-        "zeros", "Gradient values that are 0", "share, sampled", _one("zeros_ratio", "zeros", sampled=True), GRADIENTS
-    ),
-    Chart(
-        "step_time",
-        "Step time",
-        "s",
-        (
-            Line("step_seconds", "whole step", "@time"),
-            Line("data_wait_seconds", "waiting for data", "@wait"),
-        ),
-        TIME,
-    ),
-    Chart("tokens", "Tokens per second", "all ranks together", _one("tokens_per_second", "tokens"), TIME, True),
-    Chart("samples", "Samples per second", "all ranks together", _one("samples_per_second", "samples"), TIME, True),
-    Chart("mfu", "Model FLOPs utilisation", "flops over the device's peak", _one("mfu_ratio", "MFU"), TIME),
-    Chart(
-        "memory",
-        "Memory",
-        "B",
-        (
-            Line("memory_reserved_bytes", "device, reserved", "@wait"),
-            Line("memory_peak_bytes", "device, peak", "@grad"),
-            Line("memory_allocated_bytes", "device, allocated", "@loss"),
-            Line("host_memory_bytes", "host", "@time"),
-        ),
-        MACHINE,
-    ),
-    Chart(
-        "uneven",
-        "Expert imbalance",
-        "0 is even",
-        _one("expert_imbalance", "most uneven router", sampled=True),
-        EXPERTS,
-    ),
-)
 
 
 def figures(series: Series, marks: Marks) -> list[Figure]:
@@ -142,6 +62,8 @@ def _figure(chart: Chart, lines: Sequence[Line], series: Series, keep: set[int])
 def _line(line: Line, series: Series, keep: set[int], buckets: int) -> list[Figure]:
     """What counts, and behind it in grey what a rollback or restart made history."""
     column = series.columns[line.signal]
+    if line.sampled:  # hardly ever one at each step around an incident
+        buckets, keep = buckets // 2, set()
     bucket = max(1, math.ceil(len(series) / buckets))
     # History begins at the last step that counts, so that no hole opens between the two lines.
     taken_back = [(max(span.start, span.live_end - 1), span.end) for span in series.spans if span.end > span.live_end]

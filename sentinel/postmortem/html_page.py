@@ -15,7 +15,8 @@ from sentinel.errors import PermanentError
 from sentinel.postmortem.diagnosis import diagnose
 from sentinel.postmortem.html_account import account, again, facts
 from sentinel.postmortem.html_cells import cell_figures
-from sentinel.postmortem.html_figures import GROUPS, WIDE, Figure, figures
+from sentinel.postmortem.html_charts import GROUPS, WIDE
+from sentinel.postmortem.html_figures import Figure, figures
 from sentinel.postmortem.html_marks import MOST_SHADED, Marks, marks_of
 from sentinel.postmortem.html_markup import Html, element, joined, raw
 from sentinel.postmortem.html_story import ends_nonfinite, story, verdict

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sentinel.postmortem import together
+from sentinel.postmortem import machine, together
 from sentinel.postmortem.cells import Cells
 from sentinel.store.history import History
 from sentinel.store.timeline import Segment, segments
@@ -87,14 +87,17 @@ class Series:
 
 def series_of(history: History, run_id: str) -> Series:
     """Read all step records of a run once, history included."""
-    return gather(segments(history.generations(run_id)), history.steps(run_id, live_only=False))
+    known = segments(history.generations(run_id))
+    return gather(known, history.steps(run_id, live_only=False), history.machine_samples(run_id))
 
 
-def gather(known: Sequence[Segment], rows: Iterable[Mapping[str, Any]]) -> Series:
-    """`rows`: step records in order of attempt, generation, step, rank. Pure."""
+def gather(
+    known: Sequence[Segment], rows: Iterable[Mapping[str, Any]], of_machine: Iterable[Mapping[str, Any]] = ()
+) -> Series:
+    """`rows`: step records in order of attempt, generation, step, rank; `of_machine`: its samples. Pure."""
     limits = {(one.attempt, one.generation): one for one in known}
     steps, columns = array("q"), {name: Column() for name in (*SIGNALS, *together.DERIVED)}
-    cells = together.empty_cells()
+    cells, times = together.empty_cells(), array("d")
     not_applied: dict[int, str] = {}
     spans: list[Span] = []
     for (attempt, generation), of_span in groupby(rows, key=lambda row: (row["attempt"], row["generation"])):
@@ -113,8 +116,10 @@ def gather(known: Sequence[Segment], rows: Iterable[Mapping[str, Any]]) -> Serie
             if skipped:
                 not_applied[len(steps)] = str(skipped[0])
             steps.append(step)
+            times.append(max(times[-1] if times else -math.inf, ranks[0]["time"] or -math.inf))
             live_end = len(steps) if is_live else live_end
         spans.append(Span(attempt, generation, start, len(steps), live_end))
+    columns |= {name: Column(values) for name, values in machine.columns_of(of_machine, times).items()}
     return Series(steps, tuple(spans), columns, not_applied, cells)
 
 

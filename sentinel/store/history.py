@@ -23,6 +23,7 @@ from sentinel.store.tables import (
     ranks,
     runs,
     steps,
+    system_samples,
 )
 from sentinel.store.values import from_text, put_back
 from sentinel.vocabulary import UpdateResult
@@ -132,6 +133,18 @@ class History:
             rows = self._steps_of(run_id, segment, live_only=live_only)
             for row in with_global_norms(rows, world_sizes):
                 yield {**row, "live": segment.is_live(row["step"])}
+
+    def machine_samples(self, run_id: str) -> Iterator[Row]:
+        """What was measured of a whole machine, every ten seconds or so, in order of attempt, rank, time."""
+        # A rank's own samples, one a second, name no processor.
+        where = (system_samples.c.run_id == run_id, system_samples.c.sample.contains("cpu_utilization_ratio"))
+        key = tuple_(*list(system_samples.primary_key)[1:])
+        question = select(system_samples).where(*where).order_by(*key).limit(_PAGE_ROWS)
+        page = self._rows(question)
+        while page:
+            yield from (_decoded(row, ("sample",)) for row in page)
+            last = page[-1]
+            page = self._rows(question.where(key > (last["attempt"], last["rank"], last["time"])))
 
     def findings(self, run_id: str) -> list[Row]:
         found = [_decoded(row, ("evidence", "ranks")) for row in self._of_run(findings, run_id, findings.c.number)]

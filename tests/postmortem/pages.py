@@ -94,6 +94,8 @@ def full_run(folder: Path, steps: int = 400, every: int = 20) -> None:
             for seq, (generation, step) in enumerate(order, 2)
         ]
         store.write(entries(*records, origin=origin), critical=False)
+    for second in range(1, steps + 1):
+        store.save_system_sample(RUN, 1, 0, START + second, {"host_memory_bytes": 1e9} | _machine(second, every))
     store.save_generation(origins[0], 1, back, steps + 1, START + steps, "rollback")
     store.end_run(RUN, RunStatus.COMPLETED, START + steps + 2)
     store.close()
@@ -111,6 +113,19 @@ def signals(step: int, rank: int, *, sampled: bool) -> dict[str, Any]:
     whole = {"step_seconds": 0.12 * wave + late, "backward_seconds": 0.06 * wave + late * (1 - rank)}
     sample = _sample(step, wave) if sampled else None
     return {**times, **waited, **counts, **memory, **plain, **whole, "sampled": sample}
+
+
+def _machine(second: int, every: int) -> dict[str, float]:
+    """What is measured of the machine now and then; two GPUs."""
+    if second % every:
+        return {}
+    wave = 0.9 + 0.1 * math.sin(second / 30)
+    gpus = {f"gpu_utilization_ratio{{GPU-{number}}}": wave - 0.1 * number for number in range(2)}
+    gpus |= {f"gpu_temperature_celsius{{GPU-{number}}}": 60.0 + 5 * number for number in range(2)}
+    gpus |= {f"gpu_power_watts{{GPU-{number}}}": 600 * wave for number in range(2)}
+    room = {"machine_memory_bytes{available}": 2e11, "disk_free_bytes{home}": 4e11 - 1e8 * second}
+    wires = {"network_bytes{eth0,sent}": 2e8 * second, "network_bytes{eth0,received}": 1e8 * second}
+    return {"cpu_utilization_ratio": wave / 2, **gpus, **room, **wires}
 
 
 def _sample(step: int, wave: float) -> Sample:

@@ -21,10 +21,12 @@ WAITED = {"communication_wait_seconds": 0.03, "communication_source": "ddp"}
 BUCKETS = len(HISTOGRAM_EDGES) + 1
 
 
-def series(rows: list[dict[str, Any]], *, back_to: int | None = None) -> Series:
+def series(
+    rows: list[dict[str, Any]], *, back_to: int | None = None, of_machine: tuple[dict[str, Any], ...] = ()
+) -> Series:
     known = [{"attempt": 1, "generation": 0, "target_step": 0}]
     known += [{"attempt": 1, "generation": 1, "target_step": back_to}] if back_to is not None else []
-    return gather(segments(known), rows)
+    return gather(segments(known), rows, of_machine)
 
 
 def figures(found: Series) -> dict[str, dict[str, Any]]:
@@ -180,9 +182,11 @@ def test_a_long_run_of_many_ranks_with_noise_in_every_signal_and_hundreds_of_inc
     chance = random.Random(0)
     rows = [noisy(chance, step, rank) for step in range(1, 3001) for rank in range(16)]
     told = crowded_run(3000, incidents=400, snapshots=3000)
-    text = page(told._replace(series=series(rows)), plotly)
+    measured = tuple(busy(chance, second) for second in range(1, 3001))
+    text = page(told._replace(series=series(rows, of_machine=measured)), plotly)
     assert len(text.encode()) <= MOST_BYTES
     drawn = {figure["name"]: figure for figure in Found(text.replace(plotly, "")).data["figures"]}
+    assert drawn.keys() >= {"gpu", "heat", "power", "cpu", "room", "network", "retransmits"}
     assert (len(drawn["waits"]["rows"]), len(drawn["groups"]["rows"]), len(drawn["experts"]["rows"])) == (16, 64, 64)
 
 
@@ -204,7 +208,7 @@ def noisy(chance: random.Random, step: int, rank: int) -> dict[str, Any]:
     values: dict[str, Any] = {name: chance.random() for name in names} | {
         name: 1e10 * chance.random() for name in memory
     }
-    values |= {"communication_source": "ddp", "step_seconds": 10 + chance.random()}
+    values |= {"communication_source": "ddp", "step_seconds": 10 + chance.random(), "time": float(step)}
     if step % 5 == 0 and rank < 2:
         load = [chance.random() for _ in range(64)]
         values["sampled"] = {
@@ -216,3 +220,14 @@ def noisy(chance: random.Random, step: int, rank: int) -> dict[str, Any]:
             "expert_load": {"gate": [share / sum(load) for share in load]},
         }
     return row(step, rank=rank, **values)
+
+
+def busy(chance: random.Random, second: int) -> dict[str, Any]:
+    """A sample of a machine whose numbers never stand still."""
+    ratios = ("gpu_utilization_ratio{0}", "gpu_utilization_ratio{1}", "cpu_utilization_ratio")
+    large = ("gpu_power_watts{0}", "gpu_temperature_celsius{0}", "machine_memory_bytes{available}")
+    large += ("disk_free_bytes{home}", "disk_free_bytes{cwd}")
+    counters = ("network_bytes{eth0,sent}", "network_bytes{eth0,received}", "tcp_retransmits")
+    values = {name: chance.random() for name in ratios} | {name: 1e10 * chance.random() for name in large}
+    values |= {name: 1e9 * (second + chance.random() / 2) for name in counters}
+    return {"attempt": 1, "rank": 0, "time": float(second), "sample": values}

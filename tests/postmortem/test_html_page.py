@@ -237,12 +237,13 @@ def test_the_text_needs_no_plotly(
 
 
 def test_every_signal_that_is_plotted_is_a_column_of_the_steps() -> None:
-    from sentinel.postmortem.html_figures import CHARTS
+    from sentinel.postmortem.html_charts import CHARTS
+    from sentinel.postmortem.machine import MACHINE
     from sentinel.postmortem.series import SIGNALS
     from sentinel.postmortem.together import DERIVED
 
     assert set(SIGNALS) <= set(STEP_COLUMNS)
-    assert {line.signal for chart in CHARTS for line in chart.lines} <= {*SIGNALS, *DERIVED}
+    assert {line.signal for chart in CHARTS for line in chart.lines} <= {*SIGNALS, *DERIVED, *MACHINE}
 
 
 def test_writing_twice_gives_the_same_page(tmp_path: Path) -> None:
