@@ -116,6 +116,10 @@ class AttachedRun(Run):
         loop.batches_active = lambda: self._cursor.active
         loop.step_ended = self._step_ended
 
+    def __reduce__(self) -> tuple[type[Run], tuple[str, Mode, int]]:
+        """What holds a Run can be copied and saved, a model or a trainer: in the copy it does nothing."""
+        return Run, (self.run_id, Mode.OFF, self.step)
+
     @property
     def step(self) -> int:
         return self._loop.step

@@ -71,6 +71,27 @@ def test_a_watched_pair_is_copied_whole_and_the_copy_is_not_watched(daemon: Fake
     assert len(daemon.of(StepRecord)) == before + 6
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_holds_its_run_is_copied_too_and_the_copys_run_does_nothing(
+    daemon: FakeDaemon, way: str
+) -> None:
+    setup = make()
+    run = sentinel.attach(setup.model, setup.optimizer)
+    setup.model.run = run
+    train(setup)
+    model = WAYS[way](setup.model)
+    assert equal(weights(setup.model), weights(model))
+    assert (model.run.mode, model.run.step, model.run.run_id) == ("off", 3, run.run_id)
+    model.run.report(loss=1.0)
+    assert list(model.run.batches([1, 2])) == [1, 2]
+    model.run.detach()
+    assert not run.detached
+    train(setup)
+    assert (run.step, model.run.step) == (6, 3)
+    run.detach()
+    assert len(daemon.of(StepRecord)) == 6
+
+
 def test_a_model_and_its_optimizer_can_be_handed_to_a_spawned_process(daemon: FakeDaemon) -> None:
     setup = make()
     run = sentinel.attach(setup.model, setup.optimizer)
