@@ -9,6 +9,7 @@ from typing import Any
 from sentinel.client.attempt import Attempt
 from sentinel.client.markers import Markers
 from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.probes.loss import Objective
 from sentinel.client.stepping import Stepping
 
 
@@ -47,9 +48,14 @@ class Attempts:
             stepped_inside = self.step > self._before_backward  # optimizers that step as soon as a gradient is there
             if stepped_inside or self._markers.touched.intersection(waiting):
                 return self.current
-        if self._markers.cleared and self.gathering.backwards:
-            self.gathering.throw_away()
-        return self.gathering
+        attempt, touched = self.gathering, self._markers.touched
+        if attempt.backwards and self._markers.cleared:
+            attempt.throw_away()
+        if touched and self._markers.guessed:  # what ran before was another model's
+            attempt.objective, self._markers.guessed = Objective(), 0
+        for number in touched if attempt.measures else ():
+            attempt.measures.pop(self.watched[number].name, None)  # more is added to what was clipped
+        return attempt
 
     def of(self, watched: WatchedOptimizer) -> Attempt:
         """Whose gradients this optimizer holds now: the open attempt's if it has still to step in it."""

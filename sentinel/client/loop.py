@@ -18,6 +18,7 @@ from sentinel.client.attempts import Attempts
 from sentinel.client.boundaries import Boundaries
 from sentinel.client.clipping import Clipping
 from sentinel.client.deferred import DeviceReader
+from sentinel.client.guard import measure
 from sentinel.client.handle import Handle
 from sentinel.client.judgement import Judgement
 from sentinel.client.markers import Markers
@@ -128,7 +129,7 @@ class Loop:
     @shielded
     def after_backward(self, outputs: Sequence[Any], seconds: float) -> None:
         alone = len(interception.observers()) == 1
-        if not self._markers.reached(alone=alone) and not gathers_apart(self.subject.model):
+        if not self._markers.reached(alone=alone, apart=self._apart):
             return
         self._attempts.void.clear()
         self._markers.end()
@@ -146,6 +147,9 @@ class Loop:
             return
         for root in roots:
             attempt.objective.add(root, scaling.scale_of(attempt.scaler))
+
+    def _apart(self) -> bool:
+        return gathers_apart(self.subject.model)
 
     @shielded
     def before_clip(self, parameters: list[Tensor], max_norm: float, norm: Any) -> None:
@@ -169,6 +173,8 @@ class Loop:
             return
         attempt = self._open(watched)
         attempt.result = UpdateResult.OVERFLOW
+        if watched.name not in attempt.measures:  # as fused ones tell it: not finite
+            attempt.measures[watched.name] = measure(watched)
         self._close(watched, attempt)
 
     @shielded

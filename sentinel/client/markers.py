@@ -6,6 +6,7 @@ torch.compile, and are neither copied nor pickled with a parameter.
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -32,6 +33,7 @@ class Markers:
         self._owner = weakref.ref(owner)
         self._touched: Touched = {}
         self._ever = False
+        self.guessed = 0  # backwards taken as ours before any marker had fired
         self.cleared = False  # the loop had taken all gradients away before the backward that runs now
         self._marked: dict[int, Tensor] = {}
         self._left: dict[int, tuple[int, int]] = {}  # identity and version of their gradients after the last backward
@@ -89,13 +91,18 @@ class Markers:
         """Numbers of the optimizers that this thread's last backward reached."""
         return self._touched.get(threading.get_ident(), set())
 
-    def reached(self, *, alone: bool) -> bool:
+    def reached(self, *, alone: bool, apart: Callable[[], bool]) -> bool:
         """Did the last backward reach us? Until a marker has fired once, a lone Run takes every backward as its own:
-        the marked parameters may be unused ones.
+        the marked parameters may be unused ones. `apart` tells whether it was one that no hook can tell of.
         """
-        touched = bool(self.touched)
-        self._ever = self._ever or touched
-        return touched or (alone and not self._ever)
+        if self.touched:
+            self._ever = True
+            return True
+        if apart():
+            return True
+        guess = alone and not self._ever
+        self.guessed += guess
+        return guess
 
 
 def _ends(watched: WatchedOptimizer) -> list[Tensor]:

@@ -228,6 +228,63 @@ def test_the_loss_is_the_sum_of_what_backward_began_at(daemon: FakeDaemon, kind:
     assert found.all("grad_norm") == pytest.approx(norms, rel=1e-6)
 
 
+def test_the_backward_of_another_model_is_no_loss_of_ours_not_even_in_the_first_step(daemon: FakeDaemon) -> None:
+    setup, teacher = make(dropout=0.0), make(seed=5)
+    losses, others = [], []
+    with watched(daemon, setup.model, setup.optimizer) as found:
+        for batch in batches():
+            setup.optimizer.zero_grad()
+            other = 1e3 * loss_of(teacher, batch)
+            other.backward()
+            others.append(other.item())
+            loss = loss_of(setup, batch)
+            loss.backward()
+            losses.append(loss.item())
+            setup.optimizer.step()
+    assert min(others) > 1e3 * 0.1
+    assert found.all("loss") == pytest.approx(losses)
+
+
+def test_a_norm_is_of_all_micro_batches_though_the_loop_clipped_before_the_last(daemon: FakeDaemon) -> None:
+    setup = make(dropout=0.0)
+    clipped, norms = [], []
+    with watched(daemon, setup.model, setup.optimizer) as found:
+        for batch in batches():
+            setup.optimizer.zero_grad()
+            loss_of(setup, batch).backward()
+            clipped.append(norm_of(setup.model.parameters()))
+            nn.utils.clip_grad_norm_(setup.model.parameters(), 0.1)
+            loss_of(setup, batch).backward()
+            norms.append(norm_of(setup.model.parameters()))
+            setup.optimizer.step()
+    assert norms != pytest.approx(clipped, rel=1e-3)
+    assert found.all("grad_norm") == pytest.approx(norms, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.inf, NAN])
+def test_of_two_optimizers_whose_first_overflows_no_finite_norm_is_told(daemon: FakeDaemon, bad: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+    optimizers = [torch.optim.AdamW(model[0].parameters()), torch.optim.AdamW(model[2].parameters())]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    norms = []
+    with watched(daemon, model, optimizers) as found:
+        for place, (inputs, targets) in enumerate(batches()):
+            model.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(inputs), targets)).backward()
+            if place == 3:
+                model[0].weight.grad[0, 0] = bad
+            norms.append(norm_of(model.parameters()) / 1024.0)
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update(1024.0)
+    results = [UpdateResult.APPLIED] * STEPS
+    results[3] = UpdateResult.OVERFLOW
+    assert found.all("result") == results
+    assert found.all("grad_norm") == pytest.approx(norms, rel=1e-5, nan_ok=True)
+    assert not math.isfinite(found.records[3].grad_norm)
+
+
 def test_sparse_and_dense_gradients_of_one_optimizer_make_one_norm(daemon: FakeDaemon) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(CLASSES, 8, sparse=True), nn.Linear(8, CLASSES))
