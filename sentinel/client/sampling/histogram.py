@@ -9,11 +9,10 @@ from torch import Tensor
 from sentinel.client.attempt import Attempt
 from sentinel.client.optimizer import WatchedOptimizer
 from sentinel.client.probes.gradients import local
+from sentinel.client.sampling.buckets import bucket_counts
 from sentinel.client.sampling.signal import Signal, Take
 from sentinel.client.sampling.strided import elements, plan, taken
 from sentinel.records import HISTOGRAM_EDGES
-
-CHUNK = 2**17  # values compared with all edges at once on a device: 4 MB of booleans
 
 
 class Histogram(Signal):
@@ -69,24 +68,6 @@ class Histogram(Signal):
             # From pinned memory, so that nothing waits for the device.
             self._edges = edges.pin_memory().to(values.device, non_blocking=True) if values.is_cuda else edges
         return self._edges
-
-
-@torch.no_grad()
-def bucket_counts(values: Tensor, edges: Tensor) -> Tensor:
-    """How many of the non-negative `values` lie in each bucket (lower edge < value <= upper edge), how many are
-    beyond the last edge, and how many are 0. Shape (edges + 2,), on their device, no sync; NaN is nowhere.
-    """
-    zeros = (values == 0).sum()
-    if values.device.type == "cpu":
-        places = torch.bucketize(values, edges)
-        counts = torch.bincount(places, minlength=len(edges) + 1)
-        counts[-1] -= torch.isnan(values).sum()  # which bucketize puts behind everything
-    else:
-        # bincount would ask the device for the largest value, and scatter_add is not deterministic.
-        up_to = torch.stack([(part <= edges[:, None]).sum(1) for part in values.split(CHUNK)]).sum(0)
-        counts = torch.diff(up_to, prepend=up_to.new_zeros(1), append=(~torch.isnan(values)).sum()[None])
-    counts[0] -= zeros
-    return torch.cat([counts, zeros[None]])
 
 
 def _magnitudes(pieces: list[Tensor]) -> Tensor:

@@ -3,13 +3,15 @@
 import gc
 import math
 import weakref
+from bisect import bisect_left
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sentinel.records import Reflex, Sample
+from sentinel.client.sampling.buckets import _compared, bucket_counts
+from sentinel.records import HISTOGRAM_EDGES, Reflex, Sample
 from sentinel.testing import FakeDaemon
 from sentinel.vocabulary import UpdateResult
 from tests.client.loops import Net
@@ -246,3 +248,23 @@ def test_the_cost_of_a_sample_is_told_and_is_part_of_the_hook_time(daemon: FakeD
     for step_number, sample in samples(found.records).items():
         record = found.records[step_number - 1]
         assert 0.0 < sample.seconds < record.hook_seconds
+
+
+@pytest.mark.parametrize("scale", [1.0, 65536.0, 1 / 3])
+def test_however_values_are_counted_the_buckets_are_the_same(scale: float) -> None:
+    """By search, by cells, and by comparing as on a device; edges belong to the bucket below them."""
+    generator = torch.Generator().manual_seed(0)
+    values = (torch.randn(20_000, generator=generator) * torch.randn(20_000, generator=generator).mul(6).exp()).abs()
+    edges = torch.tensor(HISTOGRAM_EDGES) * scale
+    values[: len(edges)] = edges
+    values[100:110] = torch.tensor([0.0, 0.0, math.inf, math.nan, math.nan, 1e-40, 1e-12, 1e30, 3e38, 1.0])
+    known = [value for value in values.double().tolist() if value == value and value != 0.0]
+    expected = [0] * (len(edges) + 1)
+    for value in known:
+        expected[bisect_left(edges.double().tolist(), value)] += 1
+    assert min(expected) > 0, "every bucket is met"
+    assert bucket_counts(values, edges).tolist() == [*expected, 2]
+    assert bucket_counts(values.double(), edges.double()).tolist() == [*expected, 2]
+    compared = _compared(values, edges)
+    compared[0] -= 2
+    assert compared.tolist() == expected
