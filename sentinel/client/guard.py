@@ -35,7 +35,7 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     """
     watched.follow()  # looked up before anything else: only then it is known whether they are sharded
     if watched.sharded:
-        return _measure_shards(watched.gradients, divisor, taken)
+        return _measure_shards(watched, divisor, taken)
     norm = watched.norm() if taken is None else taken
     if norm is None:
         return ABSENT
@@ -50,18 +50,19 @@ def measure(watched: WatchedOptimizer, divisor: Tensor | None = None, taken: Ten
     return Measure(value, source, not math.isfinite(value))
 
 
-def _measure_shards(gradients: list[Tensor], divisor: Tensor | None, taken: Tensor | None) -> Measure:
+def _measure_shards(watched: WatchedOptimizer, divisor: Tensor | None, taken: Tensor | None) -> Measure:
     """The global norm where the user's clipping has gathered it, else this rank's part: we start no collective.
 
     On a device nothing is flagged as not finite: the reflex may not act on one rank's part, the norm itself tells.
     """
+    gradients = watched.gradients
     if not gradients:
         return ABSENT
     if taken is not None and is_sharded(taken) and all(one.is_replicate() for one in cast("Any", taken).placements):
         known = _unscaled(local(taken), divisor)
         value = plain(known)
         return Measure(value, "clip", isinstance(value, float) and not math.isfinite(value))
-    lie = spread(gradients)
+    lie = spread(gradients, watched.flat_shards)
     whole = lie.adds_up and lie.ranks == world_size()
     source = "own" if lie.ranks == 1 else "local" if whole else "part"
     part = _unscaled(shard_norm(gradients, lie), divisor)

@@ -8,6 +8,7 @@ The originals are looked up when the first Run attaches, so a library that repla
 
 import functools
 import math
+import sys
 import threading
 import time
 import weakref
@@ -96,6 +97,9 @@ def _install() -> None:
     _replace(grad_scaler.GradScaler, "step", _untraced(_scaler_step))
     _replace(torch.nn.Module, "load_state_dict", _untraced(_load_state_dict))
     _replace(torch.optim.Optimizer, "load_state_dict", _untraced(_load_state_dict))
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    if fsdp is not None:
+        _replace(fsdp, "clip_grad_norm_", _clip_flat_shards)
     for owner, name, wrap in collectives.seams():
         _replace(owner, name, _untraced(wrap))
 
@@ -189,6 +193,18 @@ def _clip_values(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return clip_values
+
+
+def _clip_flat_shards(original: Callable[..., Any]) -> Callable[..., Any]:
+    def clip_grad_norm_(self: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        for observer in _observers:
+            observer.before_clip(list(self.parameters()), float(max_norm), None)
+        result = original(self, max_norm, *args, **kwargs)
+        for observer in _observers:
+            observer.after_clip()
+        return result
+
+    return clip_grad_norm_
 
 
 def _scale(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from sentinel.client.probes.loss import SCALED_BY, scalar_roots
 from sentinel.client.probes.memory import device_memory
 from sentinel.client.probing import Probing
 from sentinel.client.reflex import Reflexes
-from sentinel.client.sharding import gathers_apart
+from sentinel.client.sharding import flat_shards, gathers_apart
 from sentinel.client.shield import shielded
 from sentinel.client.subject import Subject
 from sentinel.config import Settings
@@ -62,7 +62,7 @@ class Loop:
         self.probes = Probing()
         self._send = send
         self.reflexes = Reflexes(settings.reflex, send, self._names)
-        self.watched = watch(subject.optimizers, subject.wrappers)
+        self.watched = watch(subject.optimizers, subject.wrappers, flat_shards(subject.model))
         self._reader = DeviceReader()
         self._markers = Markers(self)
         self._attempts = Attempts(self.watched, self._markers, step)

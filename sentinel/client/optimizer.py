@@ -32,11 +32,16 @@ class Marks(NamedTuple):
     versions: int  # their sum: of the same tensors each only grows
 
 
-def watch(optimizers: list[torch.optim.Optimizer], wrappers: Sequence[Wrappers]) -> "list[WatchedOptimizer]":
+def watch(
+    optimizers: list[torch.optim.Optimizer], wrappers: Sequence[Wrappers], flat_shards: int | None
+) -> "list[WatchedOptimizer]":
     """One each, named `optimizer`, or by place when there are several."""
     alone = len(optimizers) == 1
     names = ["optimizer"] if alone else [f"optimizer.{place}" for place in range(len(optimizers))]
-    return [WatchedOptimizer(*each) for each in zip(optimizers, names, wrappers, strict=True)]
+    found = [WatchedOptimizer(*each) for each in zip(optimizers, names, wrappers, strict=True)]
+    for watched in found:
+        watched.flat_shards = flat_shards
+    return found
 
 
 class WatchedOptimizer:
@@ -55,6 +60,7 @@ class WatchedOptimizer:
         self.absent = 0  # trainable parameters that had no gradient when the gradients were last walked
         self.norm_seconds = 0.0  # spent on norms of our own, in all
         self.sharded = False  # this rank holds parts of its parameters
+        self.flat_shards: int | None = None  # FSDP1: over so many ranks, 0: not known; the parameters do not tell
         self._aside: list[tuple[Tensor, Tensor]] = []
         self.device_skip = False  # found_inf was set on a fused optimizer for this step
 
@@ -107,7 +113,7 @@ class WatchedOptimizer:
         unique = {id(parameter): parameter for each in lists for parameter in each}
         self._parameters, self._ids = list(unique.values()), frozenset(unique)
         self._lists, self._named = [list(each) for each in lists], []
-        self.sharded = any(is_sharded(parameter) for parameter in self._parameters)
+        self.sharded = self.flat_shards is not None or any(is_sharded(one) for one in self._parameters)
         self._alike = are_alike(self._parameters)
 
     @property

@@ -34,8 +34,13 @@ class Spread(NamedTuple):
     adds_up: bool  # False: a gradient is a sum that has still to be made (Partial), so nobody's part is known
 
 
-def spread(gradients: Sequence[Tensor]) -> Spread:
-    """Read from the placements alone; no collective. A plain tensor beside DTensors is held by every rank."""
+def spread(gradients: Sequence[Tensor], flat_shards: int | None = None) -> Spread:
+    """Read from the placements alone; no collective. A plain tensor beside DTensors is held by every rank.
+
+    `flat_shards`: these are FSDP1's plain tensors, each split over so many ranks; 0: over some, nobody knows how.
+    """
+    if flat_shards is not None:
+        return Spread([1] * len(gradients), max(flat_shards, 2), flat_shards > 0)
     meshes = [cast("Any", one).device_mesh if is_sharded(one) else None for one in gradients]
     ranks = max((mesh.size() for mesh in meshes if mesh is not None), default=1)
     copies, adds_up = [], True

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +23,11 @@ from tests.end_to_end.scripts import stage
 STEPS = 10
 PIECES = 2  # of a rank's share, in the ways that accumulate
 OVERFLOW_AT = 4  # in the way "scaled": an infinity in the gradient of step 5, on every rank alike
-WAYS = ("ddp", "accumulated", "unused", "scaled", "recomputed", "zero", "fsdp2", "fsdp2-clipped", "fsdp2-accumulated")
+WAYS = (
+    "ddp", "accumulated", "unused", "scaled", "recomputed", "zero",
+    "fsdp2", "fsdp2-clipped", "fsdp2-accumulated",
+    "fsdp1", "fsdp1-original", "fsdp1-clipped", "fsdp1-accumulated",
+)  # fmt: skip
 
 
 def main(folder: str, rank: str, world: str, port: str, *ways: str) -> None:
@@ -58,6 +62,8 @@ def play(way: str, rank: int, world: int) -> dict[str, Any]:
             next(model.parameters()).grad[0, 0] = float("inf")
         if way == "fsdp2-clipped":
             nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        if way == "fsdp1-clipped":
+            model.clip_grad_norm_(1e9)
         scaler.step(optimizer)
         scaler.update(1024.0 if way == "scaled" else None)
         scheduler.step()
@@ -87,7 +93,7 @@ def without_sync(model: Any, way: str, *, last: bool) -> Iterator[None]:
     """Only the last micro-batch's backward brings the ranks together."""
     if way == "fsdp2-accumulated":
         model.set_requires_gradient_sync(last)
-    if way == "accumulated" and not last:
+    if way in {"accumulated", "fsdp1-accumulated"} and not last:
         with model.no_sync():
             yield
     else:
@@ -121,6 +127,8 @@ def wrapped(way: str) -> nn.Module:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer)
         return fully_shard(model)
+    if way.startswith("fsdp1"):
+        return FullyShardedDataParallel(model, use_orig_params=way == "fsdp1-original", device_id=torch.device("cpu"))
     if way == "unused":
         return DistributedDataParallel(Unused(model), find_unused_parameters=True)
     return DistributedDataParallel(Recomputing(model) if way == "recomputed" else model)
