@@ -31,7 +31,9 @@ COMMANDS = {
     "alerts": Listed("sentinel.cli.alerts", "List alerts and what became of them, or test a channel."),
     "ctl": Listed("sentinel.cli.ctl", "Ask a live run to pause, resume, roll back or stop."),
     "db": Listed("sentinel.cli.db", "Look at the run database, or bring it to the schema of this version."),
-    "doctor": Listed("sentinel.cli.doctor", "Check this machine: what works, what does not, and why."),
+    "doctor": Listed(
+        "sentinel.cli.doctor", "Check this machine: what works, what can be seen, and why not the rest."
+    ),
 }
 
 # The first match counts, so the special come before the general (design section 14).

@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from sentinel import places
-from sentinel.cli import doctor_checks, main
+from sentinel.cli import doctor_checks, doctor_signals, main
 from sentinel.cli.doctor_checks import Check, Status, examine
 from tests.daemon.daemon_process import DaemonProcess
 
@@ -36,9 +36,11 @@ def test_a_healthy_machine_passes_and_nothing_is_changed(home, capsys):
 
 def test_it_prints_one_line_per_check_for_a_person(home, capsys):
     assert main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line.split()[0] in ("ok", "warning", "failed") for line in lines)
-    assert any("extra [daemon]" in line for line in lines)
+    found, signals = capsys.readouterr().out.split("\nSignals\n")
+    assert all(line.split()[0] in ("ok", "warning", "failed") for line in found.splitlines())
+    assert "extra [daemon]" in found
+    assert all(line.split()[0] in ("available", "absent") for line in signals.splitlines())
+    assert len(signals.splitlines()) == len(doctor_signals.find(places.find({}, home)))
 
 
 def test_the_other_package_called_sentinel_is_found(home, monkeypatch):
