@@ -10,6 +10,8 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 
@@ -172,3 +174,38 @@ def test_dynamo_is_kept_out_of_a_function_and_of_what_it_calls_by_names_that_tor
     assert eval_frame.set_eval_frame(None) is None
     assert {"SKIP", "DEFAULT"} <= set(dir(eval_frame._FrameAction))
     assert "_torchdynamo_disable" in inspect.getsource(torch._dynamo.decorators)
+
+
+def test_unscaling_leaves_the_versions_of_gradients_as_they_were() -> None:
+    """Else what GradScaler does would pass for the loop's own writing to gradients."""
+    for fused in (False, True):
+        layer = nn.Linear(3, 1)
+        optimizer = torch.optim.AdamW(layer.parameters(), fused=fused)
+        scaler = GradScaler("cpu", init_scale=8.0)
+        scaler.scale(layer(torch.ones(1, 3)).sum()).backward()
+        left = [(id(one.grad), one.grad._version) for one in layer.parameters()]
+        seen: list[Any] = []
+        optimizer.register_step_pre_hook(
+            lambda *_, of=layer, into=seen: into.extend((id(one.grad), one.grad._version) for one in of.parameters())
+        )
+        scaler.step(optimizer)
+        assert seen == left
+
+
+def test_inside_a_backward_a_hook_of_a_parameter_knows_that_it_is() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    seen: list[int] = []
+    weight.register_post_accumulate_grad_hook(lambda _: seen.append(torch._C._current_graph_task_id()))
+    weight.sum().backward()
+    assert seen[0] != -1
+    assert torch._C._current_graph_task_id() == -1
+
+
+def test_a_tensor_made_of_others_says_of_which_and_is_made_again_from_them() -> None:
+    pair = TwoTensor(torch.zeros(2), torch.ones(2))
+    assert is_traceable_wrapper_subclass(pair)
+    assert not is_traceable_wrapper_subclass(nn.Parameter(torch.zeros(2)))
+    names, context = pair.__tensor_flatten__()
+    parts = {name: getattr(pair, name) for name in names}
+    again = TwoTensor.__tensor_unflatten__(parts, context, pair.shape, pair.stride())
+    assert all(getattr(again, name) is part for name, part in parts.items())
