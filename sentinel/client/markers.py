@@ -34,6 +34,7 @@ class Markers:
         self._touched: Touched = {}
         self._ever = False
         self.guessed = 0  # backwards taken as ours before any marker had fired
+        self._thread = 0  # of the last backward that was ours
         self.cleared = False  # the loop had taken all gradients away before the backward that runs now
         self._marked: dict[int, Tensor] = {}
         self._left: dict[int, tuple[int, int]] = {}  # identity and version of their gradients after the last backward
@@ -60,11 +61,15 @@ class Markers:
 
     def begin(self) -> None:
         """A backward begins in this thread."""
-        self.cleared = bool(self._left) and all(self._marked[key].grad is None for key in self._left)
-        self._touched[threading.get_ident()] = set()
+        thread = threading.get_ident()
+        # In another thread another model is trained: a gradient that ours frees meanwhile must not be looked at.
+        mine = thread == self._thread and bool(self._left)
+        self.cleared = mine and all(self._marked[key].grad is None for key in self._left)
+        self._touched[thread] = set()
 
     def end(self) -> None:
         """A backward of ours has returned: this is how it left the gradients."""
+        self._thread = threading.get_ident()
         holders = ((key, one.grad) for key, one in self._marked.items() if one.grad is not None)
         self._left = {key: (id(gradient), gradient._version) for key, gradient in holders}
 
