@@ -12,7 +12,7 @@ from sentinel.client.probes.gradients import local
 from sentinel.client.sampling.buckets import bucket_counts
 from sentinel.client.sampling.signal import Signal, Take
 from sentinel.client.sampling.strided import elements, plan, taken
-from sentinel.records import HISTOGRAM_EDGES
+from sentinel.sample import HISTOGRAM_EDGES
 
 
 class Histogram(Signal):
@@ -66,7 +66,8 @@ class Histogram(Signal):
         if self._edges is None or self._edges.device != values.device or self._edges.dtype != values.dtype:
             edges = torch.tensor(HISTOGRAM_EDGES, dtype=values.dtype, device="cpu")
             # From pinned memory, so that nothing waits for the device.
-            self._edges = edges.pin_memory().to(values.device, non_blocking=True) if values.is_cuda else edges
+            edges = edges.pin_memory() if values.is_cuda else edges
+            self._edges = edges.to(values.device, non_blocking=True)
         return self._edges
 
 
