@@ -7,11 +7,12 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from dashboards.machine import page_of_machines
 from dashboards.run import page_of_run
 from dashboards.sentinel import page_of_sentinel
 
 HERE = Path(__file__).resolve().parent
-PAGES = {"run.json": page_of_run, "sentinel.json": page_of_sentinel}
+PAGES = {"run.json": page_of_run, "machine.json": page_of_machines, "sentinel.json": page_of_sentinel}
 
 
 def main(folder: Path = HERE) -> None:

@@ -1,4 +1,4 @@
-"""What both dashboards are made of: queries, three sorts of panel, and the variables at the top."""
+"""What every dashboard is made of: queries, four sorts of panel, and the variables at the top."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -22,6 +22,7 @@ STACKED_PERCENT = 70  # how opaque a stacked area is
 
 RANKS = '{run_id="$run_id", rank=~"$rank"}'
 RUN = '{run_id="$run_id"}'
+MACHINE = '{instance=~"$instance"}'
 
 Panel: TypeAlias = Builder[models.Panel]
 
@@ -146,8 +147,10 @@ class Section(NamedTuple):
     panels: list[Panel]
 
 
-def page(title: str, uid: str, text: str, sections: list[Section]) -> builders.Dashboard:
-    """A dashboard with the variables that every page of ours has."""
+def page(
+    title: str, uid: str, text: str, sections: list[Section], variables: list[builders.QueryVariable] | None = None
+) -> builders.Dashboard:
+    """A dashboard that asks for its data source and its variables at the top: without any, for a run and ranks."""
     built = (
         builders.Dashboard(title)
         .uid(uid)
@@ -160,15 +163,18 @@ def page(title: str, uid: str, text: str, sections: list[Section]) -> builders.D
         .link(_to_other_pages())
         .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     )
-    built.with_variable(_variable("run_id", "Run", "label_values(sentinel_rank_up, run_id)"))
-    ranks = _variable("rank", "Rank", 'label_values(sentinel_rank_up{run_id="$run_id"}, rank)')
-    everything = models.VariableOption(selected=True, text="All", value="$__all")
-    built.with_variable(ranks.multi(True).include_all(True).all_value(".*").current(everything))
+    for variable in _of_run() if variables is None else variables:
+        built.with_variable(variable)
     for section in sections:
         built.with_row(builders.Row(section.title))
         for panel in section.panels:
             built.with_panel(panel)
     return built
+
+
+def of_machines() -> list[builders.QueryVariable]:
+    """The variable of a page about machines: any of the daemons that answer."""
+    return [_any_of(_variable("instance", "Machine", "label_values(sentinel_build_info, instance)"))]
 
 
 def finished(built: builders.Dashboard) -> models.Dashboard:
@@ -181,6 +187,17 @@ def finished(built: builders.Dashboard) -> models.Dashboard:
         # The SDK says them of every variable; they belong to those of the type "interval".
         variable.auto = variable.auto_count = variable.auto_min = None
     return result
+
+
+def _of_run() -> list[builders.QueryVariable]:
+    ranks = _variable("rank", "Rank", 'label_values(sentinel_rank_up{run_id="$run_id"}, rank)')
+    return [_variable("run_id", "Run", "label_values(sentinel_rank_up, run_id)"), _any_of(ranks)]
+
+
+def _any_of(variable: builders.QueryVariable) -> builders.QueryVariable:
+    """One, several, or all, which is what a fresh page shows."""
+    everything = models.VariableOption(selected=True, text="All", value="$__all")
+    return variable.multi(True).include_all(True).all_value(".*").current(everything)
 
 
 def _to_other_pages() -> builders.DashboardLink:

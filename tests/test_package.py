@@ -46,6 +46,7 @@ def test_the_wheel_carries_both_packages_their_types_and_the_migrations(names: l
         "sentinel/postmortem/page/page.js",
         "sentinel/client/attach.py",
         "sentinel/_dashboards/run.json",
+        "sentinel/_dashboards/machine.json",
         "sentinel/_dashboards/sentinel.json",
         "sentinel/_dashboards/rules.yml",
         "sentinel/_dashboards/provisioning/dashboards/sentinel.yml",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sentinel.cli.grafana import Change, Note, Server
     from sentinel.store.history import Row
 
-PAGES = ("run.json", "sentinel.json")
+PAGES = ("run.json", "machine.json", "sentinel.json")
 FILES = (
     *PAGES,
     "rules.yml",

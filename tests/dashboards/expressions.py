@@ -50,7 +50,7 @@ def of_rules() -> list[Asked]:
 
 def filled(expr: str, run_id: str = "r1", rank: str = ".*") -> str:
     """The expression as Grafana would send it."""
-    values = {"$__rate_interval": "1m", "$run_id": run_id, "$rank": rank}
+    values = {"$__rate_interval": "1m", "$run_id": run_id, "$rank": rank, "$instance": ".*"}
     for name, value in values.items():
         expr = expr.replace(name, value)
     return expr

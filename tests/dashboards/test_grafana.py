@@ -20,7 +20,7 @@ from tests.dashboards import expressions
 from tests.dashboards.grafana_contract import TOKEN, GrafanaContract
 
 PAGES = list(expressions.pages().values())
-UIDS = ["sentinel-run", "sentinel-itself"]
+UIDS = ["sentinel-run", "sentinel-machine", "sentinel-itself"]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_second_push_changes_nothing(contract: GrafanaContract) -> None:
     assert push(server_of(contract), PAGES, "Training") == dict.fromkeys(UIDS, Change.CREATED)
     writes = contract.writes
     assert push(server_of(contract), PAGES, "Training") == dict.fromkeys(UIDS, Change.UNCHANGED)
-    assert contract.writes == writes == 3
+    assert contract.writes == writes == 1 + len(UIDS)
     assert [folder["title"] for folder in contract.folders] == ["Training"]
     assert sorted(contract.dashboards) == sorted(UIDS)
 
@@ -59,7 +59,7 @@ def test_what_somebody_changed_is_put_right(contract: GrafanaContract) -> None:
     push(server_of(contract), PAGES, "sentinel")
     contract.dashboards["sentinel-run"]["dashboard"]["title"] = "mine"
     changes = push(server_of(contract), PAGES, "sentinel")
-    assert changes == {"sentinel-run": Change.UPDATED, "sentinel-itself": Change.UNCHANGED}
+    assert changes == dict.fromkeys(UIDS, Change.UNCHANGED) | {"sentinel-run": Change.UPDATED}
     stored = contract.dashboards["sentinel-run"]["dashboard"]
     assert (stored["title"], stored["id"], stored["version"]) == ("sentinel: run", 1, 2)
 
@@ -129,7 +129,7 @@ def test_the_command_pushes_and_says_what_it_did(
     said = json.loads(capsys.readouterr().out)
     assert said == {"folder": "sentinel", "changes": dict.fromkeys(UIDS, "created")}
     assert main(words[:-1]) == 0
-    assert capsys.readouterr().out.splitlines() == ["unchanged  sentinel-run", "unchanged  sentinel-itself"]
+    assert capsys.readouterr().out.splitlines() == [f"unchanged  {uid}" for uid in UIDS]
 
 
 def test_a_wrong_token_is_an_error_that_does_not_show_it(

@@ -25,7 +25,7 @@ def server() -> Server:
 def test_dashboards_are_there_once(server: Server) -> None:
     pages = list(expressions.pages().values())
     first, second = (push(server, pages, "sentinel: test") for _ in range(2))
-    assert first.keys() == second.keys() == {"sentinel-run", "sentinel-itself"}
+    assert first.keys() == second.keys() == {"sentinel-run", "sentinel-machine", "sentinel-itself"}
     assert Change.CREATED not in second.values()
 
 

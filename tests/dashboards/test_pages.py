@@ -20,6 +20,7 @@ SCHEMAS = {
 }
 SCHEMA = SCHEMAS["dashboard"]
 EVERYTHING = expressions.of_dashboards() + expressions.of_rules()
+UIDS = {"run.json": "sentinel-run", "machine.json": "sentinel-machine", "sentinel.json": "sentinel-itself"}
 OF_PROMETHEUS = {"instance", "job"}  # labels that a scrape adds
 # Of an annotation from Prometheus. The package's types know those of Grafana's own source only, and say so.
 ANNOTATION_KEYS = ("expr", "step", "tagKeys", "titleFormat")
@@ -81,10 +82,11 @@ def test_the_schema_refuses_a_broken_page(path: tuple[str | int, ...], value: ob
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_a_stable_identity_and_its_variables(name: str) -> None:
     page = expressions.pages()[name]
-    assert page["uid"] == {"run.json": "sentinel-run", "sentinel.json": "sentinel-itself"}[name]
+    assert page["uid"] == UIDS[name]
     assert page["schemaVersion"] in {41, 42}
     assert "id" not in page
-    assert [variable["name"] for variable in page["templating"]["list"]] == ["datasource", "run_id", "rank"]
+    chosen = ["instance"] if name == "machine.json" else ["run_id", "rank"]
+    assert [variable["name"] for variable in page["templating"]["list"]] == ["datasource", *chosen]
 
 
 @pytest.mark.parametrize("name", PAGES)

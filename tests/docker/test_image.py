@@ -142,7 +142,9 @@ def test_every_other_file_of_the_package_is_in_the_wheel(image: Image, tmp_path:
     assert json.loads(fresh.stdout)["state"] == "current", fresh.stderr
     made = image.run([*WITHOUT_POSTGRES, "dashboards", "render", "--out", str(tmp_path / "dashboards")])
     assert made.returncode == 0, made.stderr
-    assert {"run.json", "sentinel.json", "rules.yml"} <= {path.name for path in (tmp_path / "dashboards").iterdir()}
+    assert {"run.json", "machine.json", "sentinel.json", "rules.yml"} <= {
+        path.name for path in (tmp_path / "dashboards").iterdir()
+    }
 
 
 @service
