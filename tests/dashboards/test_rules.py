@@ -35,6 +35,18 @@ DISABLED = 'sentinel_parts_disabled_total{instance="a:1"}'
 DUE = 'sentinel_alerts_due{instance="a:1", channel="slack"}'
 FAILED = 'sentinel_alerts_total{instance="a:1", channel="slack", outcome="failed"}'
 RETRIED = 'sentinel_alerts_total{instance="a:1", channel="slack", outcome="retried"}'
+FREE = 'sentinel_disk_free_bytes{instance="a:1", place="home"}'
+SIZE = 'sentinel_disk_size_bytes{instance="a:1", place="home"}'
+INODES = 'sentinel_disk_free_inodes{instance="a:1", place="home"}'
+HOT = 'sentinel_gpu_throttled{instance="a:1", gpu="GPU-a", reason="hw_thermal"}'
+CAPPED = 'sentinel_gpu_throttled{instance="a:1", gpu="GPU-a", reason="sw_power_cap"}'
+UNCORRECTED = 'sentinel_gpu_ecc_errors_total{instance="a:1", gpu="GPU-a", kind="uncorrected"}'
+CORRECTED = 'sentinel_gpu_ecc_errors_total{instance="a:1", gpu="GPU-a", kind="corrected"}'
+XID = 'sentinel_gpu_xid_total{instance="a:1", gpu="GPU-a"}'
+GPUS_LOST = 'sentinel_gpus{instance="a:1", state="lost"}'
+GPUS = 'sentinel_gpus{instance="a:1", state="present"}'
+AGAIN = 'sentinel_tcp_retransmits_total{instance="a:1"}'
+SENT = 'sentinel_tcp_sent_segments_total{instance="a:1"}'
 NAN = "NaN+0x40"  # forty samples that are NaN, as a scrape may deliver
 
 
@@ -60,6 +72,11 @@ INCIDENT = "SentinelIncidentCritical"
 NO_UPDATES = "SentinelNoUpdates"
 RANK_DOWN = "SentinelRankDown"
 RUN_LOST = "SentinelRunLost"
+DISK_LOW = "SentinelDiskLow"
+THROTTLED = "SentinelGpuThrottled"
+ECC = "SentinelGpuEccUncorrected"
+GPU_LOST = "SentinelGpuLost"
+RETRANSMITS = "SentinelTcpRetransmits"
 CASES = [
     firing(INCIDENT, "a critical incident is open", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30"}),
     firing(INCIDENT, "while the loss is NaN", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30", LOSS: NAN}),
@@ -121,13 +138,41 @@ CASES = [
     firing("SentinelAlertsFailed", "the receiver refuses", {FAILED: "0x25 2x20", LOSS: NAN}),
     silent("SentinelAlertsFailed", "they are tried again", {FAILED: "0x40", RETRIED: "0+1x40"}),
     silent("SentinelAlertsFailed", "the counter is NaN", {FAILED: NAN}),
+    firing(DISK_LOW, "bytes run out", {FREE: "400e9x20 5e9x20", SIZE: "500e9x40", INODES: "1e6x40", LOSS: NAN}),
+    firing(DISK_LOW, "files run out", {FREE: "400e9x40", SIZE: "500e9x40", INODES: "1e6x20 500x20"}),
+    silent(DISK_LOW, "a tenth of a large disk is left", {FREE: "30e9x40", SIZE: "500e9x40", INODES: "1e6x40"}),
+    silent(DISK_LOW, "a small disk is half empty", {FREE: "4e9x40", SIZE: "8e9x40"}),
+    silent(DISK_LOW, "it was full for a moment", {FREE: "400e9x25 1e9x3 400e9x20", SIZE: "500e9x40"}),
+    silent(DISK_LOW, "the numbers are NaN", {FREE: NAN, SIZE: NAN, INODES: NAN}),
+    firing(THROTTLED, "it is too hot", {HOT: "0x5 1x35", CAPPED: "0x40", LOSS: NAN}),
+    firing(THROTTLED, "it is let go now and then", {HOT: "0x5 1x3 0 1x3 0 1x3 0 1x3 0 1x3 0 1x3 0 1x20"}),
+    silent(THROTTLED, "it was hot for a while", {HOT: "0x20 1x4 0x20"}),
+    silent(THROTTLED, "it works at its power limit", {HOT: "0x40", CAPPED: "1x40"}),
+    silent(THROTTLED, "the number is NaN", {HOT: NAN}),
+    firing(ECC, "one was not corrected", {UNCORRECTED: "0x25 1x15", CORRECTED: "0+1x40", LOSS: NAN}),
+    silent(ECC, "all were corrected", {UNCORRECTED: "0x40", CORRECTED: "0+1x40"}),
+    silent(ECC, "it is of before", {UNCORRECTED: "2x40"}),
+    silent(ECC, "the counter is NaN", {UNCORRECTED: NAN}),
+    firing("SentinelGpuXid", "the driver reports one", {XID: "0x25 1x15", LOSS: NAN}),
+    silent("SentinelGpuXid", "long ago", {XID: "0x5 1x35"}),
+    silent("SentinelGpuXid", "the counter is NaN", {XID: NAN}),
+    firing(GPU_LOST, "one fell off the bus", {GPUS_LOST: "0x25 1x15", GPUS: "8x25 7x15", LOSS: NAN}),
+    silent(GPU_LOST, "all answer", {GPUS_LOST: "0x40", GPUS: "8x40"}),
+    silent(GPU_LOST, "the number is NaN", {GPUS_LOST: NAN}),
+    firing(RETRANSMITS, "one of ten is sent again", {AGAIN: "0x15 0+6000x25", SENT: "0+60000x40", LOSS: NAN}),
+    silent(RETRANSMITS, "one of a thousand is", {AGAIN: "0+1200x40", SENT: "0+1200000x40"}),
+    silent(RETRANSMITS, "next to nothing is sent", {AGAIN: "0+6x40", SENT: "0+60x40"}),
+    silent(RETRANSMITS, "nothing is sent", {AGAIN: "5x40", SENT: "70x40"}),
+    silent(RETRANSMITS, "it was a burst of a minute", {AGAIN: "0x15 6000x30", SENT: "0+60000x45"}),
+    silent(RETRANSMITS, "the counters are NaN", {AGAIN: NAN, SENT: NAN}),
 ]
 
 
-def test_promtool_finds_eleven_rules_and_nothing_wrong() -> None:
+def test_promtool_finds_every_rule_and_nothing_wrong() -> None:
     checked = promtool("check", "rules", str(RULES))
     assert checked.returncode == 0, checked.stderr
-    assert "11 rules found" in checked.stdout
+    assert f"{len(expressions.rules())} rules found" in checked.stdout
+    assert len(expressions.rules()) == 17
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.says}")
