@@ -1,18 +1,20 @@
 """Every immutable noun that moves through the system. Read this first.
 
 The nouns follow one path: StepRecord/Event -> Finding -> Incident -> Decision -> Command -> Ack -> Outcome.
-Those that cross the wire are msgspec structs packed as arrays with a tag (`sentinel.wire` turns them into bytes).
-A connection belongs to one `Origin`; what it carries therefore repeats neither run, attempt nor rank.
+Those that cross the wire are msgspec structs packed as tagged arrays. A connection belongs to one `Origin`, so that
+what it carries repeats neither run, attempt nor rank.
 """
 
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
 
+from sentinel.sample import Sample
 from sentinel.vocabulary import (
     Action,
+    Delivery,
     DropReason,
+    IncidentStatus,
     Kind,
     Mode,
     Outcome,
@@ -32,47 +34,11 @@ class Origin(NamedTuple):
     rank: int
 
 
-class Delivery(StrEnum):
-    """What sentinel promises about a message (design section 5)."""
-
-    TELEMETRY = "telemetry"  # may be dropped, always counted
-    LASTING = "lasting"  # may be late, never dropped by us
-    CRITICAL = "critical"  # spooled by the client until acknowledged, FULL-synced by the daemon before that
-
-
 class _Wire(msgspec.Struct, array_like=True, frozen=True, gc=False, omit_defaults=False):
     """A message on the wire. New fields go to the end, with a default, so that older readers still decode."""
 
 
 # ---------------------------------------------------------------- rank -> daemon, numbered by `seq`
-
-
-class Sample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What is too dear for every step (`client/sampling`). Ranks sample at the same steps. Absent is None, never 0.
-
-    Under sharding every norm is of this rank's shards: squares add up over the ranks. `group` is a layer group of
-    the model, the same on every rank.
-    """
-
-    group_norms: dict[str, float] | None = None  # group -> L2 of its gradients, before clipping, unscaled
-    histogram: list[int] | None = None  # how many |gradient| values lie in each bucket of `HISTOGRAM_EDGES`
-    zeros: int | None = None  # gradient values that are exactly 0; in no bucket
-    update_norm: float | None = None  # L2 of what the update changed
-    weight_norm: float | None = None  # L2 of the weights before it; update-to-weight ratio = the quotient
-    local_grad_norm: float | None = None  # before the ranks' gradients were averaged: for the gradient noise scale
-    fingerprint: dict[str, int] | None = None  # group -> sum of the bits of its parameters, modulo 2**63
-    expert_load: dict[str, list[float]] | None = None  # router -> share of the choices per expert; sums to 1
-    seconds: float = 0.0  # what taking this sample cost the loop
-
-
-# Upper edges of the buckets of |gradient|, half a decade each; the last bucket, beyond them, is open.
-HISTOGRAM_EDGES = tuple(10.0 ** (exponent / 2) for exponent in range(-24, 9))
-
-
-# How the norm was had. "clip": the loop's own clipping computed it; "own": sentinel did; "changed": sentinel did, but
-# the loop had written to the gradients after its backward, so it is perhaps the norm after clipping; "local": of this
-# rank's shards, squares add up over the ranks; "part": of its shards, and how they add up is not known.
-GRAD_NORM_SOURCES = ("clip", "own", "changed", "local", "part")
 
 
 class StepRecord(_Wire, frozen=True, tag="step"):
@@ -387,12 +353,6 @@ class Finding(msgspec.Struct, frozen=True):
     expected: float | None = None
     evidence: dict[str, Any] = {}
     ranks: tuple[int, ...] = ()
-
-
-class IncidentStatus(StrEnum):
-    OPEN = "open"
-    RESOLVED = "resolved"
-    GAVE_UP = "gave_up"
 
 
 class Incident(msgspec.Struct, frozen=True):

@@ -198,3 +198,23 @@ class Reason(StrEnum):
     UNKNOWN_VERB = "unknown_verb"  # `sentinel ctl` was asked for something that it does not know
     LIMIT_REACHED = "limit_reached"  # a pause reached its limit
     ERROR = "error"  # something of ours failed; the text says what
+
+
+# How the norm was had. "clip": the loop's own clipping computed it; "own": sentinel did; "changed": sentinel did, but
+# the loop had written to the gradients after its backward, so it is perhaps the norm after clipping; "local": of this
+# rank's shards, squares add up over the ranks; "part": of its shards, and how they add up is not known.
+GRAD_NORM_SOURCES = ("clip", "own", "changed", "local", "part")
+
+
+class Delivery(StrEnum):
+    """What sentinel promises about a message (design section 5)."""
+
+    TELEMETRY = "telemetry"  # may be dropped, always counted
+    LASTING = "lasting"  # may be late, never dropped by us
+    CRITICAL = "critical"  # spooled by the client until acknowledged, FULL-synced by the daemon before that
+
+
+class IncidentStatus(StrEnum):
+    OPEN = "open"
+    RESOLVED = "resolved"
+    GAVE_UP = "gave_up"

@@ -212,19 +212,26 @@ def test_every_section_says_its_name_and_what_it_is_for() -> None:
 
 
 def test_every_setting_has_its_line() -> None:
-    lines = SOURCE.read_text(encoding="utf-8").splitlines()
-    classes = [node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ClassDef)]
-    undocumented = []
-    for section in classes:
-        for node in section.body:
-            if not isinstance(node, ast.AnnAssign):
-                continue
-            name, line = node.target.id, lines[node.end_lineno - 1]
-            is_section = "default_factory" in line
-            if "  # " not in line and not is_section:
-                undocumented.append(f"{section.name}.{name}")
-    assert len(classes) >= 15
+    sources = [SOURCE, *SOURCE.parent.glob("*_settings.py")]
+    count, undocumented = 0, []
+    for source in sources:
+        lines = source.read_text(encoding="utf-8").splitlines()
+        classes = [node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ClassDef)]
+        count += len(classes)
+        undocumented += [name for section in classes for name in _undocumented(section, lines)]
+    assert len(sources) >= 3
+    assert count >= 20
     assert undocumented == []
+
+
+def _undocumented(section: ast.ClassDef, lines: list[str]) -> list[str]:
+    found = []
+    for node in section.body:
+        if isinstance(node, ast.AnnAssign):
+            line = lines[node.end_lineno - 1]
+            if "  # " not in line and "default_factory" not in line:
+                found.append(f"{section.name}.{node.target.id}")
+    return found
 
 
 def test_every_duration_size_and_share_has_its_unit_in_its_name() -> None:

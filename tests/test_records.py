@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from sentinel import records
-from sentinel.records import Delivery, Gap, Numbered, StepRecord
-from sentinel.vocabulary import DropReason, UpdateResult
+from sentinel.records import Gap, Numbered, StepRecord
+from sentinel.vocabulary import Delivery, DropReason, UpdateResult
 
 WIRE = [*typing.get_args(records.FromRank), *typing.get_args(records.FromDaemon)]
 

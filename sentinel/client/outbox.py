@@ -13,8 +13,8 @@ from threading import RLock
 
 import msgspec
 
-from sentinel.records import Delivery, Gap, Numbered, RunStart
-from sentinel.vocabulary import DropReason
+from sentinel.records import Gap, Numbered, RunStart
+from sentinel.vocabulary import Delivery, DropReason
 
 # Critical messages have a bound of their own, far above any real outage: memory is finite, and the loop comes first.
 MAX_CRITICAL = 65536

@@ -10,10 +10,10 @@ from sqlalchemy import Connection
 from sentinel.alert_settings import NotifySettings
 from sentinel.notify import alert as alerts
 from sentinel.notify.routes import channels_for
-from sentinel.records import Incident, IncidentStatus
+from sentinel.records import Incident
 from sentinel.store import outbox
 from sentinel.store.strict_json import strict
-from sentinel.vocabulary import AlertChannel, AlertCondition
+from sentinel.vocabulary import AlertChannel, AlertCondition, IncidentStatus
 
 _APART_SECONDS = 1e-5  # alerts of one incident keep their order, whatever the clock does
 _log = structlog.get_logger()

@@ -18,9 +18,9 @@ from sentinel.daemon.ruling import Clerk, nothing_more, outcome_of
 from sentinel.daemon.settings import for_run, weaker
 from sentinel.detect import catalogue
 from sentinel.errors import SettingsError
-from sentinel.records import Decision, Incident, IncidentStatus, Observation, Reflex, StepRecord
+from sentinel.records import Decision, Incident, Observation, Reflex, StepRecord
 from sentinel.respond.judge import Judge, Ruling, Situation
-from sentinel.vocabulary import Action, Kind, Mode, Outcome, Severity, Tier
+from sentinel.vocabulary import Action, IncidentStatus, Kind, Mode, Outcome, Severity, Tier
 
 _log = structlog.get_logger()
 

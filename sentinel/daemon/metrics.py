@@ -22,8 +22,8 @@ from sentinel.daemon.node_metrics import MachineMetrics
 from sentinel.daemon.sample_metrics import of_samples
 from sentinel.daemon.samples import Samples
 from sentinel.daemon.series import STEP_BUCKETS_SECONDS, RankSeries
-from sentinel.records import Incident, IncidentStatus
-from sentinel.vocabulary import Action, AlertChannel, AlertOutcome, Kind, Outcome, RunStatus, Severity
+from sentinel.records import Incident
+from sentinel.vocabulary import Action, AlertChannel, AlertOutcome, IncidentStatus, Kind, Outcome, RunStatus, Severity
 
 _RANK = ("run_id", "rank")
 _ENDED: tuple[RunStatus, ...] = tuple(status for status in RunStatus if status is not RunStatus.RUNNING)

@@ -11,7 +11,8 @@ import msgspec
 from sqlalchemy import Connection, func, select
 
 from sentinel.daemon.rank import Start
-from sentinel.records import Ack, Incident, IncidentStatus, Origin, Sample, StepRecord
+from sentinel.records import Ack, Incident, Origin, StepRecord
+from sentinel.sample import Sample
 from sentinel.store import engine as engines
 from sentinel.store.database import Store
 from sentinel.store.intake import read_step
@@ -19,7 +20,7 @@ from sentinel.store.norms import PART
 from sentinel.store.starts import is_ours
 from sentinel.store.tables import acks, attempts, commands, decisions, incidents, ranks, runs, steps
 from sentinel.store.values import from_text
-from sentinel.vocabulary import Action, Mode, Outcome, Reason, RunStatus, UpdateResult
+from sentinel.vocabulary import Action, IncidentStatus, Mode, Outcome, Reason, RunStatus, UpdateResult
 
 _ENDED_BY_ACK = {"applied": Outcome.APPLIED, "failed": Outcome.FAILED, "aborted": Outcome.ABORTED}
 

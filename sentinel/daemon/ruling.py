@@ -6,9 +6,9 @@ from typing import Any
 
 from sentinel.daemon.rank import Rank
 from sentinel.daemon.writer import Job
-from sentinel.records import Decision, Incident, IncidentStatus
+from sentinel.records import Decision, Incident
 from sentinel.respond.judge import Ruling
-from sentinel.vocabulary import Action, Outcome
+from sentinel.vocabulary import Action, IncidentStatus, Outcome
 
 Named = list[tuple[str, Decision]]  # decisions with their ids
 

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 
 from sentinel.daemon.samples import Samples
 from sentinel.detect.combining import imbalance
-from sentinel.records import HISTOGRAM_EDGES
+from sentinel.sample import HISTOGRAM_EDGES
 
 MOST_EXPERTS = 512  # over all routers of a run: each is a series
 _BOUNDS = (*(f"{edge:.3g}" for edge in HISTOGRAM_EDGES), "+Inf")

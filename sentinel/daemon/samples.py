@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from sentinel.daemon.noise_scale import RunNoiseScale
 from sentinel.detect import combining
-from sentinel.records import Sample, StepRecord
+from sentinel.records import StepRecord
+from sentinel.sample import Sample
 
 # Steps of a signal that wait for ranks. Ranks in step are at most one apart, but their records come in batches.
 MOST_OPEN, LEAST_OPEN = 16, 4

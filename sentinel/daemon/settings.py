@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sentinel import config
 from sentinel.alert_settings import NotifySettings
 from sentinel.checks import shown
+from sentinel.detect_settings import DetectSettings
 from sentinel.errors import SettingsError
 from sentinel.vocabulary import Mode
 
@@ -32,7 +33,7 @@ class _FromFileAndEnvironment(BaseSettings):
     daemon: config.DaemonSettings = Field(default_factory=config.DaemonSettings)
     http: config.HttpSettings = Field(default_factory=config.HttpSettings)
     store: config.StoreSettings = Field(default_factory=config.StoreSettings)
-    detect: config.DetectSettings = Field(default_factory=config.DetectSettings)
+    detect: DetectSettings = Field(default_factory=DetectSettings)
     respond: config.RespondSettings = Field(default_factory=config.RespondSettings)
     rollback: config.RollbackSettings = Field(default_factory=config.RollbackSettings)
     pause: config.PauseSettings = Field(default_factory=config.PauseSettings)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from sentinel.config import DetectSettings
 from sentinel.detect.detector import Detector
 from sentinel.detect.loss_divergence import LossDivergence
 from sentinel.detect.loss_spike import LossSpike
 from sentinel.detect.nonfinite import NonFinite
 from sentinel.detect.rank_desync import RankDesync
 from sentinel.detect.run_detector import RunDetector
+from sentinel.detect_settings import DetectSettings
 
 Factory = Callable[[DetectSettings], Detector | None]
 RunFactory = Callable[[DetectSettings, int], RunDetector | None]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sentinel.records import HISTOGRAM_EDGES, Sample
+from sentinel.sample import HISTOGRAM_EDGES, Sample
 
 MOST_GROUPS = 64  # layer groups that are told; the rest is left out
 MOST_ROUTERS = 64

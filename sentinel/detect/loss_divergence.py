@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sentinel.config import LossDivergenceSettings
 from sentinel.detect.statistics import LOSS_FLOOR, MEAN_TO_SIGMA, is_finite, plain
+from sentinel.detect_settings import LossDivergenceSettings
 from sentinel.records import Finding, Observation, StepRecord
 from sentinel.vocabulary import Kind, Severity, Tier, UpdateResult
 

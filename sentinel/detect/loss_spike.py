@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from sentinel.config import LossSpikeSettings
 from sentinel.detect.statistics import Baseline, is_finite, plain
+from sentinel.detect_settings import LossSpikeSettings
 from sentinel.records import Finding, Observation, StepRecord
 from sentinel.vocabulary import Kind, Severity, Tier, UpdateResult
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from sentinel.config import NonFiniteSettings
 from sentinel.detect.statistics import plain
+from sentinel.detect_settings import NonFiniteSettings
 from sentinel.records import Finding, Observation, Reflex, SnapshotNote, StepRecord
 from sentinel.vocabulary import Kind, Quality, Severity, Tier, UpdateResult
 

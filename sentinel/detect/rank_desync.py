@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from sentinel.config import RankDesyncSettings
 from sentinel.detect.run_detector import Comparison
 from sentinel.detect.statistics import plain
+from sentinel.detect_settings import RankDesyncSettings
 from sentinel.records import Finding, StepRecord
 from sentinel.vocabulary import Kind, Severity, Tier
 
@@ -50,7 +50,8 @@ class Memory(msgspec.Struct):
 class RankDesync:
     """Kind rank_desync.
 
-    >>> from sentinel.records import Sample, StepRecord
+    >>> from sentinel.records import StepRecord
+    >>> from sentinel.sample import Sample
     >>> from sentinel.vocabulary import UpdateResult
     >>> def told(step, bits):
     ...     return StepRecord(1, 0, step, 0.0, UpdateResult.APPLIED, sampled=Sample(fingerprint={"layer": bits}))

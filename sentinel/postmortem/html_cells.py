@@ -12,7 +12,7 @@ from sentinel.postmortem.cells import Cell, Cells
 from sentinel.postmortem.html_charts import EXPERTS, GRADIENTS, TIME
 from sentinel.postmortem.html_figures import Figure
 from sentinel.postmortem.series import Series
-from sentinel.records import HISTOGRAM_EDGES
+from sentinel.sample import HISTOGRAM_EDGES
 
 _COLOURS = dict(zip(PARTS, ("@time", "@loss", "@grad", "@bad", "@lr", "@history"), strict=True))
 

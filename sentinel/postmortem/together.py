@@ -14,7 +14,7 @@ import msgspec
 from sentinel.detect import combining
 from sentinel.detect.step_parts import PARTS, StepTimes, parts_of
 from sentinel.postmortem.cells import Cells
-from sentinel.records import Sample
+from sentinel.sample import Sample
 
 DERIVED = ("tokens_per_second", "samples_per_second", "update_ratio", "zeros_ratio", "expert_imbalance")
 MOST_RANKS = 64  # with a row of their own; of more, neighbours share one

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from sentinel.records import Finding, Incident, IncidentStatus, Origin
+from sentinel.records import Finding, Incident, Origin
 from sentinel.respond.kinds import Family, row
-from sentinel.vocabulary import Action, Kind, Reason, Severity, Tier
+from sentinel.vocabulary import Action, IncidentStatus, Kind, Reason, Severity, Tier
 
 REPORT_EVERY_STEPS = 10  # a lasting incident is written again at most this often for its last_step alone
 _SEVERITIES = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)

@@ -5,24 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from sentinel.config import Settings
-from sentinel.records import (
-    Decision,
-    Finding,
-    Incident,
-    IncidentStatus,
-    Mark,
-    Observation,
-    Origin,
-    Reflex,
-    SnapshotNote,
-    StepRecord,
-)
+from sentinel.records import Decision, Finding, Incident, Mark, Observation, Origin, Reflex, SnapshotNote, StepRecord
 from sentinel.respond import incident as incidents
 from sentinel.respond.incident import Case, Change, Incidents
 from sentinel.respond.kinds import Family, row
 from sentinel.respond.policy import MOST_TRIES, Situation, Standing, decide, onset_of, rollback_onset
 from sentinel.respond.rewind import Learner, Rewind
-from sentinel.vocabulary import Action, Outcome, Reason, Tier
+from sentinel.vocabulary import Action, IncidentStatus, Outcome, Reason, Tier
 
 MOST_REFLEXES_TOLD = 10  # per incident; each is an action of its own in the report
 _QUIET_REASONS = (Reason.UNCONFIRMED, Reason.NOTICE_ONLY)

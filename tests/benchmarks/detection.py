@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-from sentinel.config import DetectSettings
 from sentinel.detect import catalogue
 from sentinel.detect.detector import Detector
+from sentinel.detect_settings import DetectSettings
 from sentinel.records import Finding, StepRecord
 from sentinel.vocabulary import Tier, UpdateResult
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sentinel.client import outbox as outbox_module
 from sentinel.client.outbox import Outbox
-from sentinel.records import Ack, Delivery, Gap, PhaseNote, RunStart, StepRecord
-from sentinel.vocabulary import DropReason, Mode, Reason, UpdateResult
+from sentinel.records import Ack, Gap, PhaseNote, RunStart, StepRecord
+from sentinel.vocabulary import Delivery, DropReason, Mode, Reason, UpdateResult
 
 
 def telemetry(step: int = 1) -> StepRecord:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from sentinel.records import Mark, Sample
+from sentinel.records import Mark
+from sentinel.sample import Sample
 from sentinel.store.history import History
 from tests.daemon.daemon_process import DaemonProcess
 from tests.daemon.wire_client import WireClient

@@ -9,8 +9,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sentinel.daemon.metrics import Metrics
-from sentinel.records import Gap, Heartbeat, Incident, IncidentStatus, Reflex, StepRecord
-from sentinel.vocabulary import Action, DropReason, Kind, Outcome, RunStatus, Severity, Tier, UpdateResult
+from sentinel.records import Gap, Heartbeat, Incident, Reflex, StepRecord
+from sentinel.vocabulary import (
+    Action,
+    DropReason,
+    IncidentStatus,
+    Kind,
+    Outcome,
+    RunStatus,
+    Severity,
+    Tier,
+    UpdateResult,
+)
 
 NAN, INF = math.nan, math.inf
 

@@ -11,7 +11,8 @@ from sentinel.daemon.metrics import Metrics
 from sentinel.daemon.sample_metrics import MOST_EXPERTS
 from sentinel.daemon.samples import MOST_OPEN
 from sentinel.detect.combining import MOST_GROUPS
-from sentinel.records import HISTOGRAM_EDGES, Sample, StepRecord
+from sentinel.records import StepRecord
+from sentinel.sample import HISTOGRAM_EDGES, Sample
 from sentinel.vocabulary import UpdateResult
 from tests.daemon.test_metrics import OF_RANK, record, reflex, scrape, value
 

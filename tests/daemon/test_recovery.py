@@ -5,10 +5,10 @@ import urllib.request
 from pathlib import Path
 
 from sentinel.daemon import recovery
-from sentinel.records import IncidentStatus, Origin, RunEnd
+from sentinel.records import Origin, RunEnd
 from sentinel.store.database import Store
 from sentinel.store.history import History
-from sentinel.vocabulary import RunStatus
+from sentinel.vocabulary import IncidentStatus, RunStatus
 from tests.daemon.daemon_process import DaemonProcess
 from tests.store.building import RUN, START, entries, hello, incident, record, start, url_in
 from tests.waiting import until

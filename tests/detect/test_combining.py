@@ -13,7 +13,7 @@ from sentinel.detect.combining import (
     update_ratio,
     zeros_ratio,
 )
-from sentinel.records import HISTOGRAM_EDGES, Sample
+from sentinel.sample import HISTOGRAM_EDGES, Sample
 
 BUCKETS = len(HISTOGRAM_EDGES) + 1
 NAN = math.nan

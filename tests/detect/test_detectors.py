@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.config import DetectSettings, LossSpikeSettings
 from sentinel.detect import catalogue
+from sentinel.detect_settings import DetectSettings, LossSpikeSettings
 from sentinel.vocabulary import UpdateResult
 from tests.benchmarks import detection
 from tests.detect.series import record, reflex

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from sentinel.config import LossDivergenceSettings
 from sentinel.detect.loss_divergence import LossDivergence
+from sentinel.detect_settings import LossDivergenceSettings
 from sentinel.vocabulary import Tier
 from tests.detect.series import findings
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from sentinel.config import LossSpikeSettings
 from sentinel.detect.loss_spike import RELEARN_STEPS, LossSpike
+from sentinel.detect_settings import LossSpikeSettings
 from sentinel.vocabulary import Kind, Tier
 from tests.detect.series import findings, record
 

@@ -8,7 +8,8 @@ import pytest
 from sentinel.daemon.noise_scale import RunNoiseScale
 from sentinel.detect import noise_scale
 from sentinel.detect.noise_scale import DECAY, SAMPLES_BEFORE_TOLD, Moments, NoiseScale, moments
-from sentinel.records import Sample, StepRecord
+from sentinel.records import StepRecord
+from sentinel.sample import Sample
 from sentinel.vocabulary import UpdateResult
 
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from sentinel.config import NonFiniteSettings
 from sentinel.detect.nonfinite import NonFinite
+from sentinel.detect_settings import NonFiniteSettings
 from sentinel.vocabulary import Kind, Quality, Severity, Tier, UpdateResult
 from tests.detect.series import note, record, reflex, refused
 

@@ -5,11 +5,12 @@ import doctest
 import msgspec
 import pytest
 
-from sentinel.config import DetectSettings, RankDesyncSettings
 from sentinel.detect import catalogue, rank_desync
 from sentinel.detect.rank_desync import LEAST_OPEN, MOST_OPEN, RankDesync
 from sentinel.detect.run_detector import Comparison
-from sentinel.records import Finding, Sample
+from sentinel.detect_settings import DetectSettings, RankDesyncSettings
+from sentinel.records import Finding
+from sentinel.sample import Sample
 from sentinel.vocabulary import Kind, Severity, Tier
 from tests.detect.series import record
 

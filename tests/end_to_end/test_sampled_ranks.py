@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sentinel.daemon.noise_scale import RunNoiseScale
-from sentinel.records import Sample, StepRecord
+from sentinel.records import StepRecord
+from sentinel.sample import Sample
 from sentinel.vocabulary import UpdateResult
 from tests.client.sampling.samples import moved
 from tests.end_to_end.jobs import Home, Job, must_balance

@@ -10,8 +10,7 @@ from sentinel.notify import alert as alerts
 from sentinel.notify.alertmanager import Alertmanager
 from sentinel.notify.channel import Delivery
 from sentinel.notify.sending import Sender
-from sentinel.records import IncidentStatus
-from sentinel.vocabulary import AlertChannel, AlertCondition, AlertOutcome, Severity
+from sentinel.vocabulary import AlertChannel, AlertCondition, AlertOutcome, IncidentStatus, Severity
 from tests.conftest import require_service
 from tests.daemon.daemon_process import DaemonProcess
 from tests.daemon.wire_client import WireClient

@@ -16,9 +16,8 @@ from sentinel.notify.alertmanager import OPEN_SECONDS, Alertmanager
 from sentinel.notify.routes import channels_for
 from sentinel.notify.slack import MOST_CHARACTERS, Slack
 from sentinel.notify.webhook import Webhook
-from sentinel.records import IncidentStatus
 from sentinel.store.strict_json import strict
-from sentinel.vocabulary import AlertChannel, AlertCondition, Kind, Severity
+from sentinel.vocabulary import AlertChannel, AlertCondition, IncidentStatus, Kind, Severity
 from tests.store.building import START, incident
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef").decode()

@@ -7,7 +7,8 @@ from typing import Any
 
 from sentinel.postmortem.html_page import Material
 from sentinel.postmortem.series import gather
-from sentinel.records import HISTOGRAM_EDGES, Origin, RunEnd, Sample, Trouble
+from sentinel.records import Origin, RunEnd, Trouble
+from sentinel.sample import HISTOGRAM_EDGES, Sample
 from sentinel.store.database import Store
 from sentinel.store.timeline import segments
 from sentinel.vocabulary import Kind, RunStatus

@@ -10,7 +10,7 @@ from sentinel.postmortem.cells import MOST_CELLS
 from sentinel.postmortem.html_cells import cell_figures
 from sentinel.postmortem.html_page import page
 from sentinel.postmortem.series import Series, gather
-from sentinel.records import HISTOGRAM_EDGES
+from sentinel.sample import HISTOGRAM_EDGES
 from sentinel.store.timeline import segments
 from tests.postmortem.pages import crowded_run, full_run, quiet_run
 from tests.postmortem.test_diagnosis import row

@@ -5,8 +5,18 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sentinel.records import IncidentStatus
-from sentinel.vocabulary import Action, Kind, Mode, Outcome, Quality, Reason, Severity, Tier, UpdateResult
+from sentinel.vocabulary import (
+    Action,
+    IncidentStatus,
+    Kind,
+    Mode,
+    Outcome,
+    Quality,
+    Reason,
+    Severity,
+    Tier,
+    UpdateResult,
+)
 from tests.detect.series import note, record, reflex
 from tests.respond.bench import Bench, spiked
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from sentinel.config import NonFiniteSettings, RespondSettings, Settings
-from sentinel.records import IncidentStatus
-from sentinel.vocabulary import Action, Mode, Outcome, Reason
+from sentinel.config import RespondSettings, Settings
+from sentinel.detect_settings import NonFiniteSettings
+from sentinel.vocabulary import Action, IncidentStatus, Mode, Outcome, Reason
 from tests.detect.series import record
 from tests.respond.bench import Bench, spiked
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sentinel.config import Settings
-from sentinel.records import IncidentStatus
-from sentinel.vocabulary import Action, Kind, Reason, Severity, Tier, UpdateResult
+from sentinel.vocabulary import Action, IncidentStatus, Kind, Reason, Severity, Tier, UpdateResult
 from tests.detect.series import record, reflex, refused
 from tests.respond.bench import Bench
 

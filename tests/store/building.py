@@ -8,20 +8,22 @@ from alembic.config import Config
 from sqlalchemy import text
 
 from sentinel import wire
-from sentinel.records import (
-    Decision,
-    Hello,
-    Incident,
-    IncidentStatus,
-    Origin,
-    RunEnd,
-    RunStart,
-    SnapshotNote,
-    StepRecord,
-)
+from sentinel.records import Decision, Hello, Incident, Origin, RunEnd, RunStart, SnapshotNote, StepRecord
 from sentinel.store import schema
 from sentinel.store.database import Entry, Store
-from sentinel.vocabulary import Action, Kind, Mode, Outcome, Quality, Reason, RunStatus, Severity, Tier, UpdateResult
+from sentinel.vocabulary import (
+    Action,
+    IncidentStatus,
+    Kind,
+    Mode,
+    Outcome,
+    Quality,
+    Reason,
+    RunStatus,
+    Severity,
+    Tier,
+    UpdateResult,
+)
 
 RUN = "run-a1"
 RANK0 = Origin(RUN, 1, 0)

@@ -5,10 +5,9 @@ import pytest
 from sentinel.alert_settings import NotifySettings, RouteSettings
 from sentinel.daemon.announcing import Announcer
 from sentinel.notify import alert as alerts
-from sentinel.records import IncidentStatus
 from sentinel.store import outbox
 from sentinel.store.database import Store
-from sentinel.vocabulary import AlertChannel, AlertState, Kind, Severity
+from sentinel.vocabulary import AlertChannel, AlertState, IncidentStatus, Kind, Severity
 from tests.store.building import RUN, hello, incident
 
 OPEN = {"status": IncidentStatus.OPEN, "resolved_at": None, "cause": ""}

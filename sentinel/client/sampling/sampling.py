@@ -15,7 +15,7 @@ from sentinel.client.sampling.expert_load import REPORTED, shares
 from sentinel.client.sampling.replicas import Replicas
 from sentinel.client.sampling.signal import Signal, Take
 from sentinel.client.shield import describe
-from sentinel.records import Sample
+from sentinel.sample import Sample
 
 FAILURES_BEFORE_OFF = 3  # of one signal; the others go on
 PREFIX = "sampling"  # of the names of its values

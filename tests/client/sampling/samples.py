@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sentinel.records import HISTOGRAM_EDGES, Sample, StepRecord
+from sentinel.records import StepRecord
+from sentinel.sample import HISTOGRAM_EDGES, Sample
 from tests.client.sampling.conftest import EVERY
 
 

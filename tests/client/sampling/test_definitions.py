@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sentinel.client.sampling.buckets import _compared, bucket_counts
-from sentinel.records import HISTOGRAM_EDGES, Reflex, Sample
+from sentinel.records import Reflex
+from sentinel.sample import HISTOGRAM_EDGES, Sample
 from sentinel.testing import FakeDaemon
 from sentinel.vocabulary import UpdateResult
 from tests.client.loops import Net

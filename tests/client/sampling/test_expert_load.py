@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from sentinel.client.attach import attach
 from sentinel.client.sampling.routers import chosen, find
-from sentinel.records import Sample, StepRecord, Trouble
+from sentinel.records import StepRecord, Trouble
+from sentinel.sample import Sample
 from sentinel.testing import FakeDaemon
 from tests.client.sampling.conftest import EVERY
 from tests.client.sampling.mixtures import EXPERTS, TOP_K, Mixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sentinel.records import Sample
+from sentinel.sample import Sample
 from sentinel.testing import FakeDaemon
 from tests.client.loops import Loop
 from tests.client.sampling.conftest import EVERY
