@@ -1,16 +1,21 @@
-"""Take the norm that the loop's own clipping computed: it is free, and the one before clipping."""
+"""What the loop's own clipping tells: the norm before it, which is free, and how often it made gradients smaller."""
 
 import math
+from collections import deque
+from typing import Any
 
 from torch import Tensor
 
 from sentinel.client import scaling
-from sentinel.client.attempt import Attempt
+from sentinel.client.attempt import Attempt, Numbers, known
 from sentinel.client.attempts import Attempts
 from sentinel.client.guard import measure
-from sentinel.client.interception import Norm
+from sentinel.client.interception import Clip
 from sentinel.client.optimizer import WatchedOptimizer
+from sentinel.client.probes.loss import Value, plain
 from sentinel.client.probing import Probing
+
+REMEMBERED = 100  # clipped attempts that `clip_fraction` is about
 
 
 class Clipping:
@@ -20,25 +25,27 @@ class Clipping:
         self.probes = Probing()
         self._attempts = attempts
         self._meant: list[tuple[WatchedOptimizer, Attempt]] = []  # by the clipping that goes on
+        self._smaller: deque[bool] = deque(maxlen=REMEMBERED)
 
-    def before(self, parameters: list[Tensor], max_norm: float, norm: Norm | None) -> None:
-        """These parameters' gradients are about to be clipped; `norm` is theirs, if torch computed it just now."""
+    def before(self, parameters: list[Tensor], clip: Clip) -> None:
+        """These parameters' gradients are about to be clipped."""
         self._meant.clear()
         for watched in self._attempts.watched:
             overlap = watched.overlap(parameters)
             if overlap == "none":
                 continue
             attempt = self._attempts.of(watched)
+            if not any(attempt is other for _, other in self._meant):
+                _note(attempt, clip)
             self._meant.append((watched, attempt))
             inside = watched is self._attempts.stepping.evaluating  # in a closure the last evaluation counts
             earlier = attempt.measures.get(watched.name)
             if earlier is not None and not inside and earlier.marks == watched.marks():
                 continue  # another part of the same gradients is clipped now
-            taken = norm.value if norm is not None and overlap == "exactly" else None
+            taken = clip.norm if clip.exact and overlap == "exactly" else None
             divisor = scaling.carried(attempt.scaler, watched.ids)
             attempt.measures[watched.name] = measure(watched, divisor, taken)
             self.probes.gradients(watched, attempt, divisor)
-            attempt.clip_max_norm = max_norm if math.isfinite(max_norm) else None  # Trainer clips to inf for the norm
 
     def after(self) -> None:
         """Clipping writes to the gradients itself; only what is written after it voids the measure."""
@@ -47,3 +54,34 @@ class Clipping:
             if taken is not None:
                 attempt.measures[watched.name] = taken._replace(marks=watched.marks())
         self._meant.clear()
+
+    def fraction(self, attempt: Attempt, numbers: Numbers) -> float | None:
+        """Share of the last clipped attempts, this one included, whose gradients were made smaller; None if it was
+        not clipped. Called once per attempt, in order, when its numbers are known.
+        """
+        ratios = [known(f"clip.{place}", ratio, numbers) for place, ratio in enumerate(attempt.clips)]
+        finite = [ratio for ratio in ratios if ratio is not None and math.isfinite(ratio)]
+        if not finite:
+            return None
+        self._smaller.append(max(finite) > 1.0)
+        return sum(self._smaller) / len(self._smaller)
+
+
+def _note(attempt: Attempt, clip: Clip) -> None:
+    most = plain(clip.most) if isinstance(clip.most, Tensor) else float(clip.most)
+    if isinstance(most, float):
+        attempt.clip_max_norm = most if math.isfinite(most) else None  # Trainer clips to inf to have the norm
+        if not math.isfinite(most) or most <= 0.0:
+            return
+    norm = _value(clip.norm)
+    if norm is not None:
+        attempt.clips.append(norm / most)
+
+
+def _value(norm: Any) -> Value | None:
+    """A norm as a number, or unread on its device. Of a DTensor only what this rank holds whole: no collective."""
+    if isinstance(norm, Tensor):
+        if not hasattr(norm, "placements"):
+            return plain(norm)
+        return plain(norm.to_local()) if all(one.is_replicate() for one in norm.placements) else None  # type: ignore[attr-defined]
+    return None if norm is None else float(norm)

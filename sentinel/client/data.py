@@ -29,6 +29,13 @@ class Entry(NamedTuple):
     rng: Any = None  # state of the generators when the first batch of an epoch was handed out
 
 
+def samples_of(entry: Entry) -> int | None:
+    """How many samples the batch holds, where that is certain: a batch sampler named every one of them."""
+    payload = entry.payload
+    named = entry.key is not None and isinstance(payload, list | tuple) and payload
+    return len(payload) if named and not isinstance(payload[0], list) else None
+
+
 class Source(Protocol):
     """One pass over a loader."""
 

@@ -1,8 +1,8 @@
 """What is replaced in torch while a Run is attached, and how it is put back when the last one is gone.
 
-Five seams, none of which the loop can see: where autograd starts (the loss), where gradients are clipped (a norm for
+Six seams, none of which the loop can see: where autograd starts (the loss), where gradients are clipped (a norm for
 free), GradScaler (the exact loss, and the updates it skips), `load_state_dict` (a resume that makes snapshots stale),
-and where the loop waits for other ranks (`collectives`).
+where the loop waits for other ranks (`collectives`), and for data (`loading`).
 The originals are looked up when the first Run attaches, so a library that replaced them earlier stays in the chain.
 """
 
@@ -10,17 +10,17 @@ import functools
 import math
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from time import perf_counter as clock
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.amp import grad_scaler
 from torch.nn.utils import clip_grad
 
-from sentinel.client import collectives
+from sentinel.client import collectives, loading
 from sentinel.client.probes.loss import SCALED_BY, UNSCALED
 from sentinel.client.tracing import untraced
 
@@ -28,32 +28,28 @@ from sentinel.client.tracing import untraced
 class Observer(Protocol):
     """What a Loop offers. Every method is shielded: none raises but RunStopped."""
 
-    def before_backward(self) -> object: ...
-    def after_backward(self, outputs: Sequence[Any], seconds: float) -> object: ...
-    def before_clip(self, parameters: list[Tensor], max_norm: float, norm: "Norm | None") -> object: ...
+    def before_backward(self, arrived: float) -> object: ...
+    def after_backward(self, outputs: Sequence[Any], arrived: float, started: float, returned: float) -> object: ...
+    def before_clip(self, parameters: list[Tensor], clip: "Clip") -> object: ...
     def after_clip(self) -> object: ...
     def before_scaler_step(self, scaler: Any, optimizer: Any) -> object: ...
     def after_scaler_step(self, scaler: Any, optimizer: Any) -> object: ...
     def state_loaded(self, target: Any) -> object: ...
+    def loader_waited(self, started: float, ended: float) -> object: ...
 
 
-class Norm(Protocol):
-    """A total norm that torch computed: the L2 norm of exactly these parameters' gradients."""
+class Clip(NamedTuple):
+    """What gradients are about to be clipped by."""
 
-    value: Tensor
-
-
-class _Measured:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
+    most: Any  # the norm that they may have; infinite for a clipping by value
+    norm: Tensor | None  # that they have, as the loop told it
+    exact: bool  # torch computed it just now: it is the L2 norm of exactly these gradients
 
 
 _observers: tuple[Observer, ...] = ()
 _lock = threading.Lock()
 _undo: list[Callable[[], None]] = []
-_last_norm: _Measured | None = None  # between the two halves of clip_grad_norm_
+_last_norm: Tensor | None = None  # between the two halves of clip_grad_norm_
 
 
 def add(observer: Observer) -> None:
@@ -100,7 +96,7 @@ def _install() -> None:
     fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if fsdp is not None:
         _replace(fsdp, "clip_grad_norm_", _clip_flat_shards)
-    for owner, name, wrap in collectives.seams():
+    for owner, name, wrap in (*collectives.seams(), *loading.seams(observers)):
         _replace(owner, name, _untraced(wrap))
 
 
@@ -136,13 +132,14 @@ def _run_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         # A nested call (checkpointing, double backward) or autograd.grad is not the objective's backward.
         if not _observers or not kwargs.get("accumulate_grad") or torch._C._current_graph_task_id() != -1:
             return original(outputs, *args, **kwargs)
+        arrived = clock()
         for observer in _observers:
-            observer.before_backward()
-        started = time.perf_counter()
+            observer.before_backward(arrived)
+        started = clock()
         result = original(outputs, *args, **kwargs)
-        seconds = time.perf_counter() - started
+        returned = clock()
         for observer in _observers:
-            observer.after_backward(outputs, seconds)
+            observer.after_backward(outputs, arrived, started, returned)
         return result
 
     return run_backward
@@ -158,7 +155,7 @@ def _total_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         _last_norm = None
         norm = original(tensors, norm_type, error_if_nonfinite, foreach)
         if _observers and float(norm_type) == 2.0:
-            _last_norm = _Measured(norm)
+            _last_norm = norm
         return norm
 
     return total_norm
@@ -169,9 +166,9 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _observers or torch.compiler.is_compiling():
             return original(parameters, max_norm, total_norm, foreach)
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        measured = _last_norm if _last_norm is not None and _last_norm.value is total_norm else None
+        clip = Clip(max_norm, total_norm, _last_norm is not None and _last_norm is total_norm)
         for observer in _observers:
-            observer.before_clip(several, float(max_norm), measured)
+            observer.before_clip(several, clip)
         result = original(several, max_norm, total_norm, foreach)
         for observer in _observers:
             observer.after_clip()
@@ -186,7 +183,7 @@ def _clip_values(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(parameters, clip_value, foreach)
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         for observer in _observers:
-            observer.before_clip(several, math.inf, None)
+            observer.before_clip(several, Clip(math.inf, None, exact=False))
         result = original(several, clip_value, foreach)
         for observer in _observers:
             observer.after_clip()
@@ -198,7 +195,7 @@ def _clip_values(original: Callable[..., Any]) -> Callable[..., Any]:
 def _clip_flat_shards(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip_grad_norm_(self: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         for observer in _observers:
-            observer.before_clip(list(self.parameters()), float(max_norm), None)
+            observer.before_clip(list(self.parameters()), Clip(max_norm, None, exact=False))
         result = original(self, max_norm, *args, **kwargs)
         for observer in _observers:
             observer.after_clip()

@@ -30,6 +30,7 @@ class Judgement:
             divisor: Tensor | None = getattr(watched.target, "grad_scale", None)
             self.probes.gradients(watched, attempt, divisor)
         self._reflexes.judge(watched, attempt)
+        attempt.gradients_absent = (attempt.gradients_absent or 0) + watched.absent
         if fresh:
             attempt.measures[watched.name] = self._labelled(attempt.measures[watched.name], watched)
 

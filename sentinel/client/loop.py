@@ -7,6 +7,7 @@ the next backward begins, so that a report made after `optimizer.step()` still b
 import threading
 import time
 from collections.abc import Callable, Sequence
+from time import perf_counter as clock
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from sentinel.client.reflex import Reflexes
 from sentinel.client.sharding import flat_shards, gathers_apart
 from sentinel.client.shield import shielded
 from sentinel.client.subject import Subject
+from sentinel.client.timing import Timing
 from sentinel.config import Settings
 from sentinel.records import Reflex, StepRecord
 from sentinel.vocabulary import UpdateResult
@@ -51,7 +53,7 @@ class Loop:
         self.dead = False
         self.hook_seconds = 0.0
         self.shield_depth = 0
-        self.pause_seconds = 0.0  # time since the last attempt's end that is not the loop's own: phases, turns
+        self.timing = Timing()
         self.boundaries: Boundaries | None = None
         self.on_failure: Callable[[str, Exception], None] = lambda _where, _error: None
         self.on_trouble: Callable[[str, str], None] = lambda _what, _text: None
@@ -71,8 +73,6 @@ class Loop:
         self._judgement = Judgement(self._attempts, self._markers, self.reflexes)
         self._thread = 0  # in which the last step ran
         self._complaints: set[str] = set()
-        self._step_started = 0.0
-        self._last_end = 0.0
         self._hook_seconds_before = 0.0
         self._hook_fired = False
 
@@ -118,16 +118,15 @@ class Loop:
     # ------------------------------------------------------------ called by the seams in torch
 
     @shielded
-    def before_backward(self) -> None:
+    def before_backward(self, arrived: float) -> None:
         self._markers.begin()
         self._attempts.backward_begins()
-        if not self._last_end:  # what came before is no part of the first step
-            self._last_end, self.pause_seconds = time.perf_counter(), 0.0
+        self.timing.begins(arrived, known=False)  # what came before is no part of the first step
         if self._attempts.complete and self._thread == threading.get_ident():
             self.flush()
 
     @shielded
-    def after_backward(self, outputs: Sequence[Any], seconds: float) -> None:
+    def after_backward(self, outputs: Sequence[Any], arrived: float, started: float, returned: float) -> None:
         alone = len(interception.observers()) == 1
         if not self._markers.reached(alone=alone, apart=self._apart):
             return
@@ -135,9 +134,9 @@ class Loop:
         self._markers.end()
         attempt = self._attempts.of_backward()
         attempt.backwards += 1
-        attempt.backward_seconds += seconds
+        self.timing.backward(arrived, started, returned)
         self._attempts.latest = attempt
-        self.probes.after_backward(attempt, time.perf_counter())
+        self.probes.after_backward(attempt, returned)
         roots = scalar_roots(outputs)
         for root in roots:
             reference = getattr(root, SCALED_BY, None)
@@ -152,8 +151,8 @@ class Loop:
         return gathers_apart(self.subject.model)
 
     @shielded
-    def before_clip(self, parameters: list[Tensor], max_norm: float, norm: Any) -> None:
-        self._clipping.before(parameters, max_norm, norm)
+    def before_clip(self, parameters: list[Tensor], clip: interception.Clip) -> None:
+        self._clipping.before(parameters, clip)
 
     @shielded
     def after_clip(self) -> None:
@@ -164,6 +163,7 @@ class Loop:
         if self._attempts.find(optimizer) is not None:
             self.scaler = Handle(scaler)
             self._hook_fired = False
+            self.timing.scaler_steps(clock())
 
     @shielded
     def after_scaler_step(self, _scaler: Any, optimizer: Any) -> None:
@@ -171,6 +171,7 @@ class Loop:
         watched = self._attempts.find(optimizer)
         if watched is None or watched in self._attempts.void or self._hook_fired or not _scaler._enabled:
             return
+        self.timing.scaler_skipped(clock())
         attempt = self._open(watched)
         attempt.result = UpdateResult.OVERFLOW
         if watched.name not in attempt.measures:  # as fused ones tell it: not finite
@@ -195,6 +196,7 @@ class Loop:
         if watched is None:
             return None
         self._hook_fired = True
+        self.timing.step_enters(clock())
         if self._stepping.repeats(watched):
             return None
         if watched in self._attempts.void:
@@ -220,7 +222,9 @@ class Loop:
             watched.set_aside()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if callable(closure):
-            wrapped = self._stepping.watch(closure, lambda: self._after_evaluation(watched, attempt))
+            wrapped = self._stepping.watch(
+                closure, self.timing.evaluates, lambda: self._after_evaluation(watched, attempt)
+            )
             replaced = (
                 ((args[0], wrapped, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": wrapped})
             )
@@ -229,20 +233,23 @@ class Loop:
             if attempt.result is not UpdateResult.TURN:
                 self._judgement.before_step(watched, attempt)
         self.probes.before_update(watched, attempt)
-        self._step_started = time.perf_counter()
+        self.timing.step_starts()
         return replaced
 
     @shielded
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        ended = clock()
         watched = self._attempts.find(optimizer)
         if watched is None or not self._stepping.leave():
             return
+        self.timing.step_ends(ended)
         watched.give_back()
         watched.end_device_skip()
         attempt = self._attempts.current
         if attempt is None or watched in self._attempts.void:
             return
-        attempt.optimizer_seconds += time.perf_counter() - self._step_started
+        if self._stepping.evaluations:
+            attempt.evaluations = (attempt.evaluations or 0) + self._stepping.evaluations
         self.probes.after_update(watched, attempt)
         self._close(watched, attempt)
 
@@ -256,14 +263,20 @@ class Loop:
                 self.on_trouble("report", text)
 
     @shielded
-    def waited_for_data(self, seconds: float) -> None:
-        attempt = self._attempts.gathering
-        attempt.data_wait_seconds = (attempt.data_wait_seconds or 0.0) + seconds
+    def got_batch(self, started: float, ended: float, samples: int | None) -> None:
+        """`run.batches` fetched one, of so many samples where that is known."""
+        self.timing.waited(started, ended)
+        self._attempts.gathering.draw(samples)
+
+    @shielded
+    def loader_waited(self, started: float, ended: float) -> None:
+        """A DataLoader of torch gave a batch to this thread, which trains or is not known to."""
+        if self._thread in {0, threading.get_ident()}:
+            self.timing.waited(started, ended)
 
     def end_attempt(self) -> None:
         """The top of run.batches: whatever was open is complete."""
-        if not self._last_end:
-            self._last_end = time.perf_counter()
+        self.timing.begins(clock(), known=True)
         self._attempts.forget_broken_step()
         self.flush()
         self._attempts.stepped.clear()
@@ -279,7 +292,8 @@ class Loop:
         if attempt is None:
             self._reader.poll()
             return
-        values = attempt.values() | self.probes.values(attempt)
+        values = attempt.values()
+        values |= self.probes.values(attempt)
         self._reader.read(values, lambda numbers: self._emit(attempt, numbers))
 
     def finish(self) -> None:
@@ -306,24 +320,22 @@ class Loop:
     def _open(self, watched: WatchedOptimizer) -> Attempt:
         if self._attempts.begins_with(watched):
             self.flush()
+            self.timing.opens()
         return self._attempts.open(watched)
 
     def _close(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
         """After each optimizer's step: what is known now. The attempt stays open for others and for reports."""
-        now = time.perf_counter()
         attempt.time = time.time()
-        attempt.ended_at = now
         attempt.memory = device_memory()
         attempt.data_position = self.data_position()
         lr = watched.lr
         if lr is not None:
             attempt.lrs[watched.name] = lr
-        attempt.loss_scale = scaling.value_of(self.live_scaler)
-        if self._last_end:
-            attempt.step_seconds = max(0.0, now - self._last_end - self.pause_seconds)
+        if self.scaler is not None:
+            attempt.loss_scale = scaling.value_of(self.live_scaler)
+        self.timing.closes(attempt, clock())
         stepped = self._attempts.stepped
         if len(stepped) == len(self.watched) or len(self.watched) == 1:
-            self.pause_seconds, self._last_end = 0.0, now
             self.probes.arm(self.step + 1)
         if attempt.result is not UpdateResult.TURN:
             self.step_ended(self.step, attempt.step_seconds, attempt.result)
@@ -342,12 +354,20 @@ class Loop:
             self.reflexes.applied()
         else:
             self.skipped += 1
+        attempt.clip_fraction = self._clipping.fraction(attempt, numbers) if attempt.clips else None
         fields = self.probes.fields(attempt, numbers)
         self._send(attempt.record(numbers, self.applied, self.skipped, fields))
 
     @shielded
     def _after_evaluation(self, watched: WatchedOptimizer, attempt: Attempt) -> None:
+        started = clock()
         self._judgement.after_evaluation(watched, attempt)
+        self.timing.aside(clock() - started)
+
+    @property
+    def norm_seconds(self) -> float:
+        """The part of `hook_seconds` that went into gradient norms of our own."""
+        return sum(watched.norm_seconds for watched in self.watched)
 
     @property
     def live_scaler(self) -> Any:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from sentinel.client import interception
-from sentinel.client.data import Batches, Cursor, Source
+from sentinel.client import interception, loading
+from sentinel.client.data import Batches, Cursor, Source, samples_of
 from sentinel.client.inbox import Inbox
 from sentinel.client.link import Link
 from sentinel.client.loop import Loop
@@ -157,8 +157,9 @@ class AttachedRun(Run):
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        loop, started = self._loop, time.perf_counter()
+        loop = self._loop
         before, loop.phase = loop.phase, str(name)
+        loop.timing.phase_entered()
         loop.probes.phase(loop.phase)
         self._note_phase(str(name), entered=True)
         try:
@@ -166,7 +167,7 @@ class AttachedRun(Run):
         finally:
             loop.phase = before
             loop.probes.phase(before)
-            loop.pause_seconds += time.perf_counter() - started
+            loop.timing.phase_left()
             self._note_phase(str(name), entered=False)
 
     def detach(self, error: BaseException | None = None) -> None:
@@ -260,10 +261,10 @@ class AttachedRun(Run):
                     return
                 started = time.perf_counter()
                 try:
-                    entry, batch = source.next()
+                    entry, batch = loading.fetch(source.next)
                 except StopIteration:
                     return
-                loop.waited_for_data(time.perf_counter() - started)
+                loop.got_batch(started, time.perf_counter(), samples_of(entry))
                 self._quietly(functools.partial(cursor.hand_out, entry))
                 yield batch
         finally:

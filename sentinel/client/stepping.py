@@ -46,11 +46,14 @@ class Stepping:
         """Whose step was entered and has not been left, unless its closure is running."""
         return None if self._evaluating else self._inside
 
-    def watch(self, closure: Callable[..., Any], after: Callable[[], object]) -> Callable[..., Any]:
-        """`step(closure)` makes its gradients inside: `after` runs after each evaluation (O48)."""
+    def watch(
+        self, closure: Callable[..., Any], before: Callable[[], object], after: Callable[[], object]
+    ) -> Callable[..., Any]:
+        """`step(closure)` makes its gradients inside: `before` and `after` run around each evaluation (O48)."""
 
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             self.evaluations += 1
+            before()
             self._evaluating = True
             try:
                 loss = closure(*args, **kwargs)

@@ -114,7 +114,7 @@ class Turns:
             if could and self._ring.unavailable:
                 say(self._ring.unavailable)
         self._cursor.trim(self._ring.oldest_position)
-        loop.pause_seconds += time.perf_counter() - started
+        loop.timing.paused(_since(started))
 
     # ------------------------------------------------------------ turns
 
@@ -147,7 +147,7 @@ class Turns:
         skipped = self._rewind_data(command, snapshot, from_step)
         self._history(snapshot)
         seconds = _since(started)
-        loop.pause_seconds += seconds
+        loop.timing.paused(seconds)
         self._reply(
             command,
             "applied",
@@ -216,7 +216,7 @@ class Turns:
         inbox.pause_id = ""
         loop.phase = phase
         seconds = _since(started)
-        loop.pause_seconds += seconds
+        loop.timing.paused(seconds)
         if not self.stopped:
             self._reply(command, "released", Reason.REQUESTED, seconds=seconds)
             say(f"resumed at step {loop.step} after {seconds:.1f} s")
@@ -258,7 +258,7 @@ class Turns:
         self._history(snapshot)
         self._undo_step = None
         say(f"step {bad} had a non-finite gradient: went back from {from_step} to {snapshot.step}")
-        self._loop.pause_seconds += _since(started)
+        self._loop.timing.paused(_since(started))
 
     def _reply(self, command: Command, state: str, reason: Reason, text: str = "", **more: Any) -> None:
         self._inbox.answer(

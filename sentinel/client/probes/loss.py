@@ -47,13 +47,14 @@ class Objective:
 class Reported:
     """What the loop said of one attempt: the weighted mean of its losses, the sums of the rest."""
 
-    __slots__ = ("expert_load", "loss_total", "loss_weight", "others", "samples", "tokens")
+    __slots__ = ("expert_load", "flops", "loss_total", "loss_weight", "others", "samples", "tokens")
 
     def __init__(self) -> None:
         self.loss_total: Value | None = None
         self.loss_weight = 0.0
         self.tokens: Value | None = None
         self.samples: Value | None = None
+        self.flops: Value | None = None
         self.others: dict[str, Value] = {}
         self.expert_load: Tensor | None = None  # shape (experts,), float64, summed over the reports
 
@@ -73,6 +74,7 @@ class Reported:
             self.loss_weight += amount
         self.tokens = _sum(self.tokens, tokens_value)
         self.samples = _sum(self.samples, samples_value)
+        self.flops = _sum(self.flops, numbers.pop("flops", None))
         self.others |= {name: number for name, number in numbers.items() if number is not None}
         return wrong
 
@@ -94,6 +96,7 @@ class Reported:
         self.loss_weight += other.loss_weight
         self.tokens = _sum(self.tokens, other.tokens)
         self.samples = _sum(self.samples, other.samples)
+        self.flops = _sum(self.flops, other.flops)
         self.others = other.others | self.others
 
     @property
