@@ -1,4 +1,7 @@
-"""A real Prometheus scrapes a real run: every panel's query returns data, and so does all that the rules look at."""
+"""A real Prometheus scrapes a real run: every panel's query returns data, and so does all that the rules look at.
+
+What only a machine with GPUs, RDMA and a control group tells comes from a second target.
+"""
 
 import subprocess
 import sys
@@ -9,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from sentinel.records import HISTOGRAM_EDGES, Sample
+from sentinel.sample import HISTOGRAM_EDGES, Sample
 from tests.conftest import require_service
 from tests.daemon.daemon_process import DaemonProcess
 from tests.daemon.wire_client import WireClient
 from tests.dashboards import expressions
+from tests.dashboards.machine_target import machine_target
 from tests.end_to_end.prometheus_server import PrometheusServer
 from tests.waiting import until
 
@@ -42,7 +46,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     folder = tmp_path_factory.mktemp("dashboards")
     with (
         DaemonProcess(folder / "home") as daemon,
-        PrometheusServer(program, folder / "server", daemon.places.targets) as server,
+        machine_target(folder / "machine", daemon.places.home / "targets-machine.json"),
+        PrometheusServer(program, folder / "server", daemon.places.home / "targets*.json") as server,
         WireClient(daemon.places.socket, "ranks", 0, world_size=2) as first,
         WireClient(daemon.places.socket, "ranks", 1, world_size=2) as second,
     ):
@@ -80,6 +85,17 @@ def test_the_late_rank_waits_least(answers: Answers) -> None:
     (asked,) = [one for one in ASKED if one.place == "Waiting for other ranks"]
     waited = {series["metric"]["rank"]: float(series["value"][1]) for series in answers[_sent(asked)]}
     assert waited == {"0": 0.05, "1": 0.0}
+
+
+def test_a_machine_shows_its_gpus_by_instance(answers: Answers) -> None:
+    (asked,) = [one for one in ASKED if one.place == "GPU temperature"]
+    shown = answers[_sent(asked)]
+    assert {series["metric"]["gpu"]: series["value"][1] for series in shown} == {"GPU-a": "71", "GPU-b": "71"}
+    (disk,) = [one for one in ASKED if one.place == "Disk free"]
+    of_daemon = {series["metric"]["instance"] for series in answers[_sent(disk)]}
+    assert of_daemon.isdisjoint({series["metric"]["instance"] for series in shown}), (
+        "another machine than the daemon's"
+    )
 
 
 def test_parts_of_a_real_loop_add_up_to_its_step(answers: Answers) -> None:

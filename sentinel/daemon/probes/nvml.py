@@ -151,8 +151,6 @@ class Nvml:
         self._devices = found
         self._lost -= found.keys()
         if come:
-            for gpu in come:
-                self._xids.setdefault(gpu, Xid())
             self._listen(nvml)
 
     def _lose(self, gpu: str) -> None:
@@ -168,10 +166,11 @@ class Nvml:
         yield Reading("gpus", ("present",), len(self._devices))
         yield Reading("gpus", ("lost",), max(len(self._lost), self._mute))
         for gpu in self._devices.keys() | self._lost:  # the Xid of the loss itself must not vanish with the GPU
-            reported, latest = self._xids[gpu]
-            yield Reading("gpu_xid", (gpu,), reported)
-            if latest is not None:
-                yield Reading("gpu_last_xid", (gpu,), latest)
+            xid = self._xids.get(gpu)
+            if xid is not None:
+                yield Reading("gpu_xid", (gpu,), xid.reported)
+            if xid is not None and xid.latest is not None:
+                yield Reading("gpu_last_xid", (gpu,), xid.latest)
 
     # ------------------------------------------------------------------ what one GPU says
 
@@ -221,6 +220,7 @@ class Nvml:
             try:
                 if nvml.nvmlDeviceGetSupportedEventTypes(device.handle) & XID_EVENT:
                     nvml.nvmlDeviceRegisterEvents(device.handle, XID_EVENT, events)
+                    self._xids.setdefault(device.gpu, Xid())  # none so far; where nobody listens nothing is known
             except nvml.NVMLError as error:
                 self._check(error)
 

@@ -180,6 +180,18 @@ def test_xids_are_counted_without_waiting_for_them(clock: Clock) -> None:
     assert set(fake.waited_ms) == {0}
 
 
+@pytest.mark.parametrize("function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
+def test_a_gpu_that_tells_no_events_has_no_count_of_xids(function: str, clock: Clock) -> None:
+    deaf = gpu()
+    deaf.failing[function] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    fake = FakeNvml(deaf, gpu("GPU-b"))
+    found = values(probe_of(fake, clock).read())
+    assert function in fake.calls
+    assert ("gpu_xid", "GPU-a") not in found, "absent, and not 0"
+    assert found["gpu_xid", "GPU-b"] == 0
+    assert found["gpu_power_watts", "GPU-a"]
+
+
 def test_a_storm_of_xids_does_not_hold_the_thread(clock: Clock) -> None:
     only = gpu()
     fake = FakeNvml(only)
