@@ -47,7 +47,7 @@ def _daemons() -> list[Panel]:
         number("Runs", "With a rank that has not ended.", runs),
         number("Record kept", "1 while every database takes writes.", kept, NONE_IS_BAD),
         number("Records dropped", "By ranks, counted.", dropped, ANY_IS_BAD),
-        number("Parts disabled", "Detectors and sinks.", disabled, ANY_IS_BAD),
+        number("Parts disabled", "Detectors, sinks, probes.", disabled, ANY_IS_BAD),
         number("Versions", "Of the daemons.", versions).text_mode(BigValueTextMode.NAME),
         lines("Runs going", "With a rank that has not ended.", [Query(going, "{{instance}}")], COUNT),
         lines("Runs ended", "A run that is started again ends again.", [Query(ended, "{{status}}")], COUNT),

@@ -153,7 +153,7 @@ class Metrics(Collector):
         build = GaugeMetricFamily("sentinel_build_info", "This daemon.", labels=["version", "python"])
         build.add_metric([sentinel.__version__, platform.python_version()], 1)
         yield from (rejected, ended, build)
-        disabled = "Detectors and sinks that failed and were switched off."
+        disabled = "Detectors, sinks and probes of the machine that failed and were switched off."
         yield CounterMetricFamily("sentinel_parts_disabled", disabled, self.parts_disabled)
         yield GaugeMetricFamily("sentinel_queue_entries", "Messages waiting for the database.", self.queued())
         yield GaugeMetricFamily("sentinel_store_lag_seconds", "Age of the oldest of them.", self.lag_seconds())

@@ -7,7 +7,6 @@ from pathlib import Path
 from sentinel.daemon.probes.probe import Reading
 
 EVERY_SECONDS = 5.0
-PLACES = ("home", "cwd", "checkpoint")
 
 Places = Callable[[], Mapping[str, Iterable[Path]]]
 
