@@ -48,6 +48,6 @@ def _by_cells(values: Tensor, edges: Tensor) -> Tensor:
     counts = torch.zeros(len(edges) + 2, dtype=torch.int64, device="cpu")
     counts.index_add_(0, place, in_cell - above)
     counts.index_add_(0, place + 1, above)
-    if int(in_cell[NOT_FINITE:].sum()):
+    if any(in_cell[NOT_FINITE:].tolist()):
         counts[-2] -= torch.isnan(values).sum()  # their cells lie behind everything
     return counts[:-1]
