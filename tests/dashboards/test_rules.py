@@ -39,6 +39,7 @@ FREE = 'sentinel_disk_free_bytes{instance="a:1", place="home"}'
 SIZE = 'sentinel_disk_size_bytes{instance="a:1", place="home"}'
 INODES = 'sentinel_disk_free_inodes{instance="a:1", place="home"}'
 HOT = 'sentinel_gpu_throttled{instance="a:1", gpu="GPU-a", reason="hw_thermal"}'
+SLOWED = 'sentinel_gpu_throttled{instance="a:1", gpu="GPU-a", reason="hw_slowdown"}'
 CAPPED = 'sentinel_gpu_throttled{instance="a:1", gpu="GPU-a", reason="sw_power_cap"}'
 UNCORRECTED = 'sentinel_gpu_ecc_errors_total{instance="a:1", gpu="GPU-a", kind="uncorrected"}'
 CORRECTED = 'sentinel_gpu_ecc_errors_total{instance="a:1", gpu="GPU-a", kind="corrected"}'
@@ -77,6 +78,7 @@ THROTTLED = "SentinelGpuThrottled"
 ECC = "SentinelGpuEccUncorrected"
 GPU_LOST = "SentinelGpuLost"
 RETRANSMITS = "SentinelTcpRetransmits"
+_SAWTOOTH = "90e9x4 " + "60e9x4 90e9x4 " * 7  # of a disk where a checkpoint of 30 GB replaces another
 CASES = [
     firing(INCIDENT, "a critical incident is open", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30"}),
     firing(INCIDENT, "while the loss is NaN", {OPEN: "0x10 1x30", CRITICAL: "0x10 1x30", LOSS: NAN}),
@@ -140,20 +142,30 @@ CASES = [
     silent("SentinelAlertsFailed", "the counter is NaN", {FAILED: NAN}),
     firing(DISK_LOW, "bytes run out", {FREE: "400e9x20 5e9x20", SIZE: "500e9x40", INODES: "1e6x40", LOSS: NAN}),
     firing(DISK_LOW, "files run out", {FREE: "400e9x40", SIZE: "500e9x40", INODES: "1e6x20 500x20"}),
+    firing(DISK_LOW, "it fills fast", {FREE: "430e9-10e9x43", SIZE: "500e9x60"}, 39),
+    silent(DISK_LOW, "it fills slowly", {FREE: "90e9-1e8x60", SIZE: "500e9x60"}, 39),
+    silent(DISK_LOW, "old checkpoints go as new ones come", {FREE: _SAWTOOTH, SIZE: "500e9x60"}, 39),
     silent(DISK_LOW, "a tenth of a large disk is left", {FREE: "30e9x40", SIZE: "500e9x40", INODES: "1e6x40"}),
     silent(DISK_LOW, "a small disk is half empty", {FREE: "4e9x40", SIZE: "8e9x40"}),
     silent(DISK_LOW, "it was full for a moment", {FREE: "400e9x25 1e9x3 400e9x20", SIZE: "500e9x40"}),
     silent(DISK_LOW, "the numbers are NaN", {FREE: NAN, SIZE: NAN, INODES: NAN}),
     firing(THROTTLED, "it is too hot", {HOT: "0x5 1x35", CAPPED: "0x40", LOSS: NAN}),
     firing(THROTTLED, "it is let go now and then", {HOT: "0x5 1x3 0 1x3 0 1x3 0 1x3 0 1x3 0 1x3 0 1x20"}),
+    firing(THROTTLED, "it draws too much", {HOT: "0x40", SLOWED: "0x5 1x35"}),
+    firing(THROTTLED, "once for one cause", {HOT: "0x5 1x35", SLOWED: "0x5 1x35"}),
     silent(THROTTLED, "it was hot for a while", {HOT: "0x20 1x4 0x20"}),
     silent(THROTTLED, "it works at its power limit", {HOT: "0x40", CAPPED: "1x40"}),
     silent(THROTTLED, "the number is NaN", {HOT: NAN}),
     firing(ECC, "one was not corrected", {UNCORRECTED: "0x25 1x15", CORRECTED: "0+1x40", LOSS: NAN}),
+    firing(ECC, "a new daemon found one", {UNCORRECTED: "_x25 1x15"}),
+    silent(ECC, "a new daemon found none", {UNCORRECTED: "_x25 0x15", CORRECTED: "_x25 9x15"}),
     silent(ECC, "all were corrected", {UNCORRECTED: "0x40", CORRECTED: "0+1x40"}),
     silent(ECC, "it is of before", {UNCORRECTED: "2x40"}),
     silent(ECC, "the counter is NaN", {UNCORRECTED: NAN}),
     firing("SentinelGpuXid", "the driver reports one", {XID: "0x25 1x15", LOSS: NAN}),
+    firing("SentinelGpuXid", "its daemon was scraped after it", {XID: "_x25 1x15"}),
+    firing("SentinelGpuXid", "its daemon has left since", {XID: "0x24 1 stale"}),
+    silent("SentinelGpuXid", "nothing new since Prometheus was down", {XID: "1x5 _x20 1x20"}),
     silent("SentinelGpuXid", "long ago", {XID: "0x5 1x35"}),
     silent("SentinelGpuXid", "the counter is NaN", {XID: NAN}),
     firing(GPU_LOST, "one fell off the bus", {GPUS_LOST: "0x25 1x15", GPUS: "8x25 7x15", LOSS: NAN}),
