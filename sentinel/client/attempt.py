@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType
+from typing import Any, cast
 
+import msgspec
 from torch import Tensor
 
+from sentinel.client.guard import ABSENT as NOTHING
 from sentinel.client.guard import Measure
 from sentinel.client.probes.loss import Objective, Reported, Value
 from sentinel.client.probes.memory import ABSENT, DeviceMemory
 from sentinel.records import StepRecord
 from sentinel.vocabulary import UpdateResult
 
-Numbers = Mapping[str, Any]  # what `values` named, read from the device
+Numbers = Mapping[str, Any]  # what `Attempt.values` named, read from the device
+ON_HOST = frozenset({float, int, bool, str, NoneType})  # types of what needs no reading
+SCALARS = ("loss", "loss_scale", "tokens", "samples", "flops")
 
 
 class Attempt:
@@ -35,6 +40,10 @@ class Attempt:
     clip_max_norm: float | None = None
     clip_fraction: float | None = None
     scaler: Any = None  # the GradScaler that scaled this attempt's loss
+    loss: Value | None = None  # this and the next are set by `values`; what was said of them until then is in
+    tokens: Value | None = None  # `objective` and `reported`
+    samples: Value | None = None
+    flops: Value | None = None
     loss_scale: Value | None = None
     memory: DeviceMemory = ABSENT
     result = UpdateResult.APPLIED
@@ -73,111 +82,103 @@ class Attempt:
         """A batch was handed out for it; None where nobody knows how many samples it holds."""
         self.drawn = None if samples is None or self.drawn is None else self.drawn + samples
 
-    @property
-    def loss(self) -> Value | None:
-        reported = self.reported.loss
-        return self.objective.value if reported is None else reported
-
-    @property
-    def samples(self) -> Value | None:
-        """As reported; else as many as were drawn by index, where that is known of every batch."""
-        return self.reported.samples if self.reported.samples is not None else (self.drawn or None)
-
     def values(self) -> dict[str, Value | None]:
-        """The numbers that live on a device, by name, for `record`. Empty where there is none: the common case."""
+        """It is over. The numbers that still live on a device, by name, for `settle`; none in the common case."""
         reported = self.reported
-        named: list[tuple[str, Any]] = [
-            ("loss", self.loss),
-            ("loss_scale", self.loss_scale),
-            ("tokens", reported.tokens),
-            ("samples", reported.samples),
-            ("flops", reported.flops),
-        ]
+        loss = reported.loss
+        self.loss = self.objective.value if loss is None else loss
+        self.tokens, self.flops = reported.tokens, reported.flops
+        self.samples = reported.samples if reported.samples is not None else (self.drawn or None)
+        scalars = (self.loss, self.loss_scale, self.tokens, self.samples, self.flops)
+        measured = [number for measure in self.measures.values() for number in measure[:4]]
+        everything = (*scalars, *measured, *self.lrs.values(), *self.clips, *reported.others.values())
+        if ON_HOST.issuperset(map(type, everything)):
+            return {}
+        named: list[tuple[str, Any]] = list(zip(SCALARS, scalars, strict=True))
         for name, measure in self.measures.items():
             named.append((f"norm.{name}", measure.norm))
-            if measure.nonfinite is not False or measure.overflow is not False:
-                named += ((f"nonfinite.{name}", measure.nonfinite), (f"overflow.{name}", measure.overflow))
+            named += ((f"nonfinite.{name}", measure.nonfinite), (f"overflow.{name}", measure.overflow))
         named += [(f"lr.{name}", lr) for name, lr in self.lrs.items()]
         named += [(f"clip.{place}", ratio) for place, ratio in enumerate(self.clips)]
         named += [(f"reported.{name}", value) for name, value in reported.others.items()]
         return {name: value for name, value in named if isinstance(value, Tensor)}
 
-    def record(self, numbers: Numbers, applied: int, skipped: int, fields: Mapping[str, Any]) -> StepRecord:
-        """The record, from the numbers that `values` named, the Run's counters after it, and the probes' fields."""
-        norm, part, source = self._norm(numbers)
-        memory = self.memory
-        return StepRecord(
-            seq=0,
-            generation=self.generation,
-            step=self.step,
-            time=self.time,
-            result=self.result,
-            loss=known("loss", self.loss, numbers),
-            grad_norm=norm,
-            grad_norm_source=source,
-            lr=next((known(f"lr.{name}", lr, numbers) for name, lr in self.lrs.items()), None),
-            loss_scale=known("loss_scale", self.loss_scale, numbers),
-            step_seconds=self.step_seconds,
-            data_wait_seconds=self.data_wait_seconds,
-            backward_seconds=self.backward_seconds,
-            optimizer_seconds=self.optimizer_seconds,
-            applied=applied,
-            skipped=skipped,
-            tokens=known("tokens", self.reported.tokens, numbers),
-            samples=known("samples", self.samples, numbers),
-            memory_allocated_bytes=memory.allocated_bytes,
-            memory_reserved_bytes=memory.reserved_bytes,
-            memory_peak_bytes=memory.peak_bytes,
-            data_position=self.data_position,
-            hook_seconds=self.hook_seconds,
-            clip_max_norm=self.clip_max_norm,
-            optimizers=self._per_optimizer(numbers) if len(self.lrs) > 1 else None,
-            reported=self._others(numbers) if self.reported.others else None,
-            forward_seconds=self.forward_seconds,
-            grad_norm_local=part,
-            clip_fraction=self.clip_fraction,
-            scheduler_steps=self.scheduler_steps,
-            evaluations=self.evaluations,
-            gradients_absent=self.gradients_absent,
-            **fields,
+    def settle(self, numbers: Numbers) -> None:
+        """Put what was read from the device in its place; its flags are the reflex's business."""
+        for name in SCALARS:
+            if name in numbers:
+                setattr(self, name, numbers[name])
+        for name, measure in self.measures.items():
+            norm = numbers.get(f"norm.{name}", measure.norm)
+            self.measures[name] = measure._replace(norm=norm)
+        for what, table in (("lr.", self.lrs), ("reported.", self.reported.others)):
+            for name in table:
+                table[name] = numbers.get(what + name, table[name])
+        self.clips = [numbers.get(f"clip.{place}", ratio) for place, ratio in enumerate(self.clips)]
+
+    def record(self, applied: int, skipped: int, fields: Mapping[str, Any]) -> StepRecord:
+        """The record, when every number is at hand: with the Run's counters after it, and the probes' fields."""
+        norm, part, source = self._norm()
+        memory, lrs = self.memory, self.lrs
+        settled: Any = self  # no tensors any more
+        record = StepRecord(  # in the order of its fields: by name it costs three times as much
+            0,
+            self.generation,
+            self.step,
+            self.time,
+            self.result,
+            settled.loss,
+            norm,
+            source,
+            next(iter(settled.lrs.values())) if lrs else None,
+            settled.loss_scale,
+            self.step_seconds,
+            self.data_wait_seconds,
+            self.backward_seconds,
+            self.optimizer_seconds,
+            applied,
+            skipped,
+            settled.tokens,
+            settled.samples,
+            memory.allocated_bytes,
+            memory.reserved_bytes,
+            memory.peak_bytes,
+            None,  # host_memory_bytes is filled in by the daemon
+            self.data_position,
+            self.hook_seconds,
+            self.clip_max_norm,
+            self._per_optimizer() if len(lrs) > 1 else None,
+            dict(settled.reported.others) if self.reported.others else None,
+            self.forward_seconds,
+            None,  # communication_wait_seconds and communication_source are a probe's
+            None,
+            part,
+            self.clip_fraction,
+            self.scheduler_steps,
+            self.evaluations,
+            self.gradients_absent,
         )
+        return msgspec.structs.replace(record, **fields) if fields else record
 
-    def norm_of(self, name: str, numbers: Numbers) -> float | None:
-        """Of one optimizer's gradients, as measured."""
-        return known(f"norm.{name}", self.measures[name].norm, numbers)
-
-    def _norm(self, numbers: Numbers) -> tuple[float | None, float | None, str | None]:
+    def _norm(self) -> tuple[float | None, float | None, str | None]:
         """(global norm, this rank's part of it, source): over all optimizers; one of the two is known, or none."""
-        found = [(self.norm_of(name, numbers), measure) for name, measure in self.measures.items()]
-        known_ones = [(norm, measure) for norm, measure in found if norm is not None]
-        if len(known_ones) == 1 and known_ones[0][1].ranks == 1:
-            return known_ones[0][0], None, known_ones[0][1].source
-        sources = {measure.source for _, measure in known_ones if measure.source}
-        ranks = max((measure.ranks for _, measure in known_ones), default=1)
+        known = [measure for measure in self.measures.values() if measure.norm is not None]
+        if len(known) == 1 and known[0].ranks == 1:
+            return cast("float", known[0].norm), None, known[0].source
+        sources = {measure.source for measure in known if measure.source}
+        norms = [(cast("float", measure.norm), measure.ranks) for measure in known]
+        ranks = max((each for _, each in norms), default=1)
         if ranks == 1:
             source = sources.pop() if len(sources) == 1 else ("own" if sources else None)
-            return (math.hypot(*(norm for norm, _ in known_ones)) if known_ones else None), None, source
+            return (math.hypot(*(norm for norm, _ in norms)) if norms else None), None, source
         # What is no part is the same on every rank.
-        parts = (norm if measure.ranks > 1 else norm / math.sqrt(ranks) for norm, measure in known_ones)
+        parts = (norm if each > 1 else norm / math.sqrt(ranks) for norm, each in norms)
         return None, math.hypot(*parts), "part" if "part" in sources else "local"
 
-    def _others(self, numbers: Numbers) -> dict[str, float] | None:
-        others = ((name, known(f"reported.{name}", value, numbers)) for name, value in self.reported.others.items())
-        return {name: value for name, value in others if value is not None} or None
-
-    def _per_optimizer(self, numbers: Numbers) -> dict[str, dict[str, float]]:
+    def _per_optimizer(self) -> dict[str, dict[str, float]]:
         table: dict[str, dict[str, float]] = {}
         for name, lr in self.lrs.items():
-            measure = self.measures.get(name)
-            norm = "grad_norm" if measure is None or measure.ranks == 1 else "grad_norm_local"
-            pair = {
-                "lr": known(f"lr.{name}", lr, numbers),
-                norm: None if measure is None else self.norm_of(name, numbers),
-            }
-            table[name] = {key: value for key, value in pair.items() if value is not None}
+            measure = self.measures.get(name, NOTHING)
+            pair = {"lr": lr, "grad_norm" if measure.ranks == 1 else "grad_norm_local": measure.norm}
+            table[name] = {key: cast("float", value) for key, value in pair.items() if value is not None}
         return table
-
-
-def known(name: str, value: Value | None, numbers: Numbers) -> float | None:
-    """A number that was at hand, or has been read from the device under this name since."""
-    return numbers[name] if isinstance(value, Tensor) else value

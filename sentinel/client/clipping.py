@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from sentinel.client import scaling
-from sentinel.client.attempt import Attempt, Numbers, known
+from sentinel.client.attempt import Attempt
 from sentinel.client.attempts import Attempts
 from sentinel.client.guard import measure
 from sentinel.client.interception import Clip
@@ -55,12 +55,11 @@ class Clipping:
                 attempt.measures[watched.name] = taken._replace(marks=watched.marks())
         self._meant.clear()
 
-    def fraction(self, attempt: Attempt, numbers: Numbers) -> float | None:
+    def fraction(self, attempt: Attempt) -> float | None:
         """Share of the last clipped attempts, this one included, whose gradients were made smaller; None if it was
         not clipped. Called once per attempt, in order, when its numbers are known.
         """
-        ratios = [known(f"clip.{place}", ratio, numbers) for place, ratio in enumerate(attempt.clips)]
-        finite = [ratio for ratio in ratios if ratio is not None and math.isfinite(ratio)]
+        finite = [float(ratio) for ratio in attempt.clips if math.isfinite(ratio)]
         if not finite:
             return None
         self._smaller.append(max(finite) > 1.0)

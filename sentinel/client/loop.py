@@ -345,6 +345,8 @@ class Loop:
             self.boundaries.after_step(nothing_applied=attempt.result is UpdateResult.OVERFLOW)
 
     def _emit(self, attempt: Attempt, numbers: dict[str, float | None]) -> None:
+        if numbers:
+            attempt.settle(numbers)
         undoing = self.boundaries is not None and self.boundaries.undo_pending
         must_undo = not undoing and self.reflexes.read_from_device(attempt, numbers, self.watched)
         if must_undo and self.boundaries is not None:
@@ -354,9 +356,9 @@ class Loop:
             self.reflexes.applied()
         else:
             self.skipped += 1
-        attempt.clip_fraction = self._clipping.fraction(attempt, numbers) if attempt.clips else None
+        attempt.clip_fraction = self._clipping.fraction(attempt) if attempt.clips else None
         fields = self.probes.fields(attempt, numbers)
-        self._send(attempt.record(numbers, self.applied, self.skipped, fields))
+        self._send(attempt.record(self.applied, self.skipped, fields))
 
     @shielded
     def _after_evaluation(self, watched: WatchedOptimizer, attempt: Attempt) -> None:

@@ -61,7 +61,7 @@ class Reflexes:
             return False
         if not self.acts or not self._settings.nonfinite_gradient:
             return False
-        norm = next((attempt.norm_of(name, numbers) for name in attempt.measures), None)
+        norm = next((taken.norm for taken in attempt.measures.values()), None)
         details = {"grad_norm": norm, "guard": "deferred"}
         if all(one.fused_skip for one in watched):
             attempt.result = UpdateResult.REFLEX
