@@ -215,6 +215,8 @@ class Delivery(StrEnum):
 
 
 class IncidentStatus(StrEnum):
-    OPEN = "open"
-    RESOLVED = "resolved"
-    GAVE_UP = "gave_up"
+    """Where an incident stands."""
+
+    OPEN = "open"  # it holds, or has not been quiet for long enough
+    RESOLVED = "resolved"  # it is over
+    GAVE_UP = "gave_up"  # the run ended before it was over
