@@ -4,10 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RANKS_ENV := OMP_NUM_THREADS=1
+# What sentinel is measured against has an environment of its own: sentinel needs none of it.
+RIVALS := .venv-rivals
+RIVALS_READY := $(RIVALS)/.ready
+RIVALS_LIST := tests/benchmarks/rivals/requirements.txt
+RIVALS_PIP = $(RIVALS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Test files that run side by side; WORKERS=0 runs one after the other.
 WORKERS ?= 2
 
-.PHONY: demo test check lint types contracts unit long bench docs clean
+.PHONY: demo test check lint types contracts unit long bench bench-overhead docs clean
 
 demo: $(READY)  ## train, break, repair and explain a small model
 	$(BIN)/sentinel demo --out demo-out
@@ -35,6 +40,9 @@ long: $(READY)  ## campaigns with real processes, complete
 bench: $(READY)  ## speed, as ratios against a named floor
 	$(RANKS_ENV) $(BIN)/python -m tests.benchmarks
 
+bench-overhead: $(RIVALS_READY)  ## sentinel beside other trackers; writes docs/performance.md
+	$(RANKS_ENV) $(RIVALS)/bin/python -m tests.benchmarks.rivals
+
 docs: $(READY)  ## write the generated documents again
 	$(BIN)/python -m sentinel.respond.kinds > docs/kinds.md
 	$(BIN)/python -m tests.generated_docs
@@ -45,5 +53,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'torch' -e '.[dev]'
 	touch $(READY)
 
+# A tracker that cannot be installed here is named in the table as such; the others are measured.
+$(RIVALS_READY): pyproject.toml constraints.txt $(RIVALS_LIST)
+	test -x $(RIVALS)/bin/python || $(PYTHON) -m venv $(RIVALS)
+	$(RIVALS_PIP) torch -e '.[daemon]'
+	$(RIVALS_PIP) -r $(RIVALS_LIST) || \
+		for one in $$(grep -v '^#' $(RIVALS_LIST)); do $(RIVALS_PIP) "$$one" || echo "$$one cannot be installed"; done
+	touch $(RIVALS_READY)
+
 clean:
-	rm -rf $(VENV) demo-out .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(RIVALS) demo-out .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis
