@@ -21,6 +21,12 @@ def positive(name: str, value: float) -> None:
         raise SettingsError(f"{name} is {value}; it must be a positive number")
 
 
+def not_negative(name: str, value: float) -> None:
+    """Raise SettingsError unless the value is finite and at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise SettingsError(f"{name} is {value}; it must be 0 or a positive number")
+
+
 def ratio(name: str, value: float) -> None:
     """Raise SettingsError unless the value is above 0 and at most 1."""
     if not 0 < value <= 1:

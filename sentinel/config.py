@@ -17,6 +17,7 @@ import msgspec
 
 from sentinel.alert_settings import NotifySettings
 from sentinel.checks import at_least as _at_least
+from sentinel.checks import not_negative as _not_negative
 from sentinel.checks import one_of as _one_of
 from sentinel.checks import positive as _positive
 from sentinel.checks import ratio as _ratio
@@ -108,6 +109,19 @@ class SamplingSettings:
         if not self.enabled:
             return ()
         return tuple(name for name in SAMPLED if self.signals == "all" or name in self.signals)
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputSettings:
+    """[throughput] What the loop computes, for the signals flops and mfu_ratio."""
+
+    flops_per_token: float = 0.0  # operations of forward and backward, about 6 per parameter; 0: not known
+    flops_per_sample: float = 0.0  # the same for a sample, where tokens are not reported; 0: not known
+    peak_flops_per_second: float = 0.0  # of one device; 0: that of a known GPU in bfloat16, else no mfu_ratio
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _not_negative(f"throughput.{item.name}", getattr(self, item.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +238,7 @@ class Settings:
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     data: DataSettings = field(default_factory=DataSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    throughput: ThroughputSettings = field(default_factory=ThroughputSettings)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     http: HttpSettings = field(default_factory=HttpSettings)

@@ -55,7 +55,7 @@ class StepRecord(_Wire, frozen=True, tag="step"):
     lr: float | None = None
     loss_scale: float | None = None
     step_seconds: float | None = None  # end of the previous attempt to end of this one
-    data_wait_seconds: float | None = None  # waiting inside run.batches
+    data_wait_seconds: float | None = None  # waiting for data: in run.batches, else in torch's DataLoader
     backward_seconds: float | None = None
     optimizer_seconds: float | None = None
     applied: int = 0  # updates applied since the start of the attempt

@@ -96,6 +96,8 @@ def test_a_value_of_a_wrong_type_is_named_with_what_it_must_be(tree, words) -> N
         ("detect.loss_spike.z", -1.0),
         ("detect.nonfinite.consecutive", 0),
         ("data.tape_bytes", -1),
+        ("throughput.flops_per_token", -1.0),
+        ("throughput.peak_flops_per_second", float("inf")),
     ],
 )
 def test_a_value_out_of_range_is_named_with_its_range(path, value) -> None:
@@ -235,7 +237,7 @@ def _undocumented(section: ast.ClassDef, lines: list[str]) -> list[str]:
 
 
 def test_every_duration_size_and_share_has_its_unit_in_its_name() -> None:
-    units = ("_seconds", "_steps", "_bytes", "_ratio")
+    units = ("_seconds", "_steps", "_bytes", "_ratio", "_per_second", "_per_token", "_per_sample")
     for name, section in sections():
         for item in fields(section):
             if item.type is float:

@@ -43,7 +43,9 @@ class Attempt:
     loss: Value | None = None  # this and the next are set by `values`; what was said of them until then is in
     tokens: Value | None = None  # `objective` and `reported`
     samples: Value | None = None
-    flops: Value | None = None
+    flops: Value | None = None  # and the next: a probe's business
+    mfu_ratio: float | None = None
+    whole = False  # `step_seconds` is of the whole attempt: its beginning was seen
     loss_scale: Value | None = None
     memory: DeviceMemory = ABSENT
     result = UpdateResult.APPLIED
@@ -157,6 +159,8 @@ class Attempt:
             self.scheduler_steps,
             self.evaluations,
             self.gradients_absent,
+            settled.flops,
+            self.mfu_ratio,
         )
         return msgspec.structs.replace(record, **fields) if fields else record
 

@@ -17,6 +17,7 @@ class Timing:
         self.pause_seconds = 0.0  # in all, of what is no part of any step: phases, turns, snapshots
         self._begun = 0.0  # when the attempt that goes on began; 0: what came before the first one is not counted
         self._begun_pause = 0.0  # and `pause_seconds` then
+        self._whole = False  # it was not underway by then
         self._ended = 0.0  # when an optimizer's step last ended
         self._ended_pause = 0.0
         self._mark = 0.0  # from here on it is forward; 0: not known
@@ -36,18 +37,19 @@ class Timing:
     def begins(self, now: float, *, known: bool) -> None:
         """A backward, or with `known` the top of run.batches: the first attempt begins here at the latest."""
         if not self._begun:
-            self._begun, self._begun_pause = now, self.pause_seconds
+            self._begun, self._begun_pause, self._whole = now, self.pause_seconds, known
             if known:
                 self._set_mark(now)
 
     def opens(self) -> None:
         """A new attempt: it began when the last one ended."""
         if self._ended:
-            self._begun, self._begun_pause = self._ended, self._ended_pause
+            self._begun, self._begun_pause, self._whole = self._ended, self._ended_pause, True
 
     def closes(self, attempt: Attempt, now: float) -> None:
         """An optimizer's step in it is over. With several of them the attempt may be closed again later."""
         if self._begun:
+            attempt.whole = self._whole
             attempt.step_seconds = max(0.0, now - self._begun - (self.pause_seconds - self._begun_pause))
         attempt.data_wait_seconds = _sum(attempt.data_wait_seconds, self._data)
         attempt.forward_seconds = _sum(attempt.forward_seconds, self._forward)

@@ -8,6 +8,7 @@ from sentinel.client.optimizer import WatchedOptimizer
 from sentinel.client.probes.communication import CommunicationWait
 from sentinel.client.probes.probe import Probe
 from sentinel.client.probes.scheduler import scheduler_steps
+from sentinel.client.probes.throughput import throughput
 from sentinel.client.sampling.catalogue import sampling
 from sentinel.client.subject import Subject
 from sentinel.config import Settings
@@ -17,6 +18,7 @@ Factory = Callable[[Subject, list[WatchedOptimizer], Settings], Probe | None]
 PROBES: tuple[Factory, ...] = (
     lambda subject, watched, _: CommunicationWait(subject, watched) if torch.distributed.is_available() else None,
     scheduler_steps,
+    throughput,
     sampling,
 )
 
