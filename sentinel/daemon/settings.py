@@ -38,6 +38,7 @@ class _FromFileAndEnvironment(BaseSettings):
     rollback: config.RollbackSettings = Field(default_factory=config.RollbackSettings)
     pause: config.PauseSettings = Field(default_factory=config.PauseSettings)
     sampling: config.SamplingSettings = Field(default_factory=config.SamplingSettings)
+    throughput: config.ThroughputSettings = Field(default_factory=config.ThroughputSettings)
     notify: NotifySettings = Field(default_factory=NotifySettings)
 
     @classmethod

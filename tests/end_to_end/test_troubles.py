@@ -72,7 +72,7 @@ def variables(home: Home) -> Iterator[dict[str, dict[str, str]]]:
 def told(home: Home, variables: dict[str, dict[str, str]]) -> dict[str, Any]:
     """What the script said of each trouble, with sentinel's lines on stderr beside it."""
     file = home.folder / "troubles.json"
-    file.write_text(json.dumps(variables))
+    file.write_text(json.dumps({name: {"variables": variables[name], "says": TROUBLES[name]} for name in variables}))
     job = home.start("troubles", str(file))
     job.finish(120)
     assert "Traceback" not in job.errors

@@ -1,7 +1,8 @@
 """Train under one trouble of the environment after another: `python -m ...troubles FOLDER FILE`.
 
-FILE is a JSON object: name of a trouble -> the variables that make it. Each is a run of its own; between them a line
-`== NAME` on stderr. Says per trouble the digest of its weights, where it would look, and how long its steps took.
+FILE is a JSON object: name of a trouble -> the variables that make it, and what must be said of it. Each is a run of
+its own; between them a line `== NAME` on stderr. Says per trouble the digest of its weights, where it would look, and
+how long its steps took.
 """
 
 import json
@@ -22,11 +23,12 @@ TOLD_SECONDS = 15.0
 def main(folder: str, file: str) -> None:
     told = stage.Stage(folder)
     troubles = json.loads(Path(file).read_text())
-    for name, variables in troubles.items():
+    for name, trouble in troubles.items():
         print(f"== {name}", file=sys.stderr, flush=True)
         before = dict(os.environ)
-        os.environ.update(variables)
-        told.say(name, train(Path(folder), wants_daemon=name in ("no port", "long home")))
+        os.environ.update(trouble["variables"])
+        wants_daemon = name in ("no port", "long home")
+        told.say(name, train(Path(folder), trouble["says"], wants_daemon=wants_daemon))
         os.environ.clear()
         os.environ.update(before)
     print("== end", file=sys.stderr, flush=True)
@@ -43,18 +45,21 @@ def clean() -> str:
     return stage.digest(model)
 
 
-def train(folder: Path, *, wants_daemon: bool) -> dict[str, object]:
+def train(folder: Path, says: str, *, wants_daemon: bool) -> dict[str, object]:
     model = stage.make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     run = sentinel.attach(model, optimizer)
-    words = (folder / "err").stat().st_size  # the greeting included
+    heard = (folder / "err").stat().st_size  # the greeting included
     slowest = 0.0
     for number in range(STEPS):
         began = time.perf_counter()
         _step(model, optimizer, number)
         slowest = max(slowest, time.perf_counter() - began if number else 0.0)
         if number == STEPS // 2:
-            _wait_for_words(folder, words, run, wants_daemon=wants_daemon)
+            if wants_daemon:  # it greets in spite of the trouble
+                stage.hold(lambda: run._link.connected, TOLD_SECONDS, "the daemon greets")  # type: ignore[attr-defined]
+            else:
+                stage.hold(lambda: says in _since(folder, heard), TOLD_SECONDS, "the trouble is told")
     began = time.perf_counter()
     run.detach()
     seconds = time.perf_counter() - began
@@ -69,12 +74,9 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int)
     optimizer.zero_grad()
 
 
-def _wait_for_words(folder: Path, size: int, run: object, *, wants_daemon: bool) -> None:
-    """Until the trouble was told, or the daemon has greeted in spite of it."""
-    if wants_daemon:
-        stage.hold(lambda: run._link.connected, TOLD_SECONDS, "the daemon greets")  # type: ignore[attr-defined]
-    else:
-        stage.hold(lambda: (folder / "err").stat().st_size > size, TOLD_SECONDS, "the trouble is told")
+def _since(folder: Path, size: int) -> str:
+    """What stderr got after its first `size` bytes."""
+    return (folder / "err").read_bytes()[size:].decode(errors="replace")
 
 
 if __name__ == "__main__":
