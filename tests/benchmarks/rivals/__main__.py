@@ -46,6 +46,7 @@ def main() -> None:
 
 
 def _measured(folder: Path, seconds: float, load: float) -> page.Report:
+    parts = _parts()
     trainer = Trainer()
     found = sweeps.usable(ARMS, trainer, folder)
     blocks = sweeps.measure(found.arms, trainer, folder, seconds)
@@ -53,7 +54,7 @@ def _measured(folder: Path, seconds: float, load: float) -> page.Report:
     return page.Report(
         machine=_machine(load),
         parameters=trainer.size,
-        goals=judge(_parts(), *tables),
+        goals=judge(parts, *tables),
         tables=tables,
         long=_long(trainer, folder),
         missing=found.missing,

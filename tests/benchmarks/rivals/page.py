@@ -156,5 +156,5 @@ def _interval(seconds: Spread) -> str:
 
 
 def _microseconds(seconds: float, sign: str = "") -> str:
-    value = seconds * 1e6
+    value = round(seconds * 1e6, 1) + 0.0  # -0.0 becomes 0.0
     return f"{value:{sign}.1f}" if abs(value) < 10 else f"{value:{sign}.0f}"
