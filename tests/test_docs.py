@@ -16,6 +16,7 @@ from sentinel import config
 from sentinel.cli import COMMANDS
 from sentinel.places import find
 from sentinel.records import RunStart, StepRecord
+from sentinel.sample import Sample
 from sentinel.testing import FakeDaemon
 from sentinel.vocabulary import Kind
 from tests import generated_docs
@@ -140,6 +141,14 @@ def test_every_word_of_the_closed_sets_is_explained() -> None:
     text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("glossary.md", "kinds.md"))
     missing = [word for words in generated_docs.closed_sets() for word in words if f"`{word}`" not in text]
     assert missing == []
+
+
+def test_every_signal_of_a_record_is_defined() -> None:
+    text = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
+    defined = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    of_record = [name for name in StepRecord.__struct_fields__ if name != "sampled"]
+    assert sorted(defined) == sorted([*of_record, *Sample.__struct_fields__])
 
 
 def test_links_between_documents_lead_somewhere() -> None:
