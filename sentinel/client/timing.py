@@ -26,6 +26,7 @@ class Timing:
         self._phase_entered = 0.0
         self._scaler_entered = 0.0
         self._step_started = 0.0
+        self._step_pause = 0.0
         self._within_step = 0.0  # seconds of a step that were counted elsewhere
         self._data: float | None = None  # the parts since the last close
         self._forward: float | None = None
@@ -35,7 +36,7 @@ class Timing:
     # ------------------------------------------------------------ attempts
 
     def begins(self, now: float, *, known: bool) -> None:
-        """A backward, or with `known` the top of run.batches: the first attempt begins here at the latest."""
+        """A backward, a step, or with `known` the top of run.batches: the first attempt begins here at the latest."""
         if not self._begun:
             self._begun, self._begun_pause, self._whole = now, self.pause_seconds, known
             if known:
@@ -82,16 +83,18 @@ class Timing:
 
     def scaler_steps(self, now: float) -> None:
         """GradScaler looks at the gradients, then lets the optimizer step, or not: all that is the optimizer's."""
+        self.begins(now, known=False)
         self._scaler_entered = now
 
     def step_enters(self, now: float) -> None:
         """An optimizer's step is called; until `step_starts` it is sentinel's time."""
+        self.begins(now, known=False)
         if self._scaler_entered:
             self._optimize(now - self._scaler_entered)
             self._scaler_entered = 0.0
 
     def step_starts(self) -> None:
-        self._step_started, self._within_step = clock(), 0.0
+        self._step_started, self._step_pause, self._within_step = clock(), self.pause_seconds, 0.0
 
     def evaluates(self) -> None:
         """The closure of the step that goes on is called: a forward begins."""
@@ -103,7 +106,8 @@ class Timing:
 
     def step_ends(self, now: float) -> None:
         if self._step_started:
-            self._optimize(max(0.0, now - self._step_started - self._within_step))
+            elsewhere = self._within_step + self.pause_seconds - self._step_pause
+            self._optimize(max(0.0, now - self._step_started - elsewhere))
             self._step_started = 0.0
 
     def scaler_skipped(self, now: float) -> None:
