@@ -24,6 +24,7 @@ class Timing:
         self._mark_pause = 0.0
         self._phases = 0  # depth
         self._phase_entered = 0.0
+        self._phase_pause = 0.0  # `pause_seconds` then
         self._scaler_entered = 0.0
         self._step_started = 0.0
         self._step_pause = 0.0
@@ -129,14 +130,17 @@ class Timing:
 
     def phase_entered(self) -> None:
         if not self._phases:
-            self._phase_entered = clock()
+            self._phase_entered, self._phase_pause = clock(), self.pause_seconds
         self._phases += 1
 
     def phase_left(self) -> None:
-        """Attempts that ended in the phase, if any, have counted their own time."""
+        """Attempts that ended or began in the phase, if any, count their own time, and their pauses."""
         self._phases -= 1
-        if not self._phases:
-            self.pause_seconds += clock() - max(self._phase_entered, self._ended)
+        if self._phases:
+            return
+        own = max((self._begun, self._begun_pause), (self._ended, self._ended_pause))
+        since, before = max((self._phase_entered, self._phase_pause), own)
+        self.pause_seconds = before + clock() - since
 
 
 def _sum(one: float | None, other: float | None) -> float | None:

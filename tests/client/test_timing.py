@@ -443,10 +443,10 @@ def _step(timing: Timing, attempt: Attempt, kind: str) -> None:
         began = clock()
         timing.aside(clock() - began)
     if kind == "pausing":
-        began = clock()
         timing.phase_entered()
-        timing.phase_left()
+        began = clock()
         timing.paused(clock() - began)
+        timing.phase_left()
     if kind != "skipped":
         timing.step_ends(clock())
     timing.closes(attempt, clock())
