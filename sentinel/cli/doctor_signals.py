@@ -106,11 +106,21 @@ def _loop(settings: Settings, torch: Torch, gpus: Found) -> Iterator[tuple[str, 
     yield "gradient norm", Found(True, "the loop's own clipping tells it for nothing; else it is measured")
     yield "learning rate, loss scale, updates", Found(True, "read from optimizer and GradScaler")
     yield "step split", Found(True, "where its time goes, as the host sees it: kernels may run on")
-    yield "throughput", Found(True, "where run.report(tokens=...) or run.report(samples=...) says it")
-    yield "MFU", Found(False, "nothing tells the FLOPs of a step")
+    yield "throughput", Found(True, "where run.report(tokens=... or samples=...) says it, or run.batches counts")
+    yield "MFU", _mfu(settings, gpus)
     yield from _waiting(torch)
     yield "device memory", _device_memory(torch, gpus)
     yield from _sampled(settings)
+
+
+def _mfu(settings: Settings, gpus: Found) -> Found:
+    """See client/probes/throughput.py: it needs the operations of a step and the peak of the device."""
+    told = settings.throughput
+    if not (told.peak_flops_per_second or gpus[0]):
+        return Found(False, "no peak is known: no GPU is seen, and throughput.peak_flops_per_second is not set")
+    if told.flops_per_token or told.flops_per_sample:
+        return Found(True, "from [throughput]")
+    return Found(True, "where run.report(flops=...) or [throughput] tells the operations of a step")
 
 
 def _waiting(torch: Torch) -> Iterator[tuple[str, Found]]:

@@ -65,7 +65,8 @@ class Run:
         """Say what the loop knows about the attempt whose backward ran last, before or after `optimizer.step()`.
 
         `loss`: a number or a tensor of one element (never synced); several calls in one attempt give the mean,
-        weighted by `tokens` or `samples` where given. Other keywords are stored by name.
+        weighted by `tokens` or `samples` where given. `flops`: floating point operations of the step on this rank,
+        for `mfu_ratio`. Other keywords are stored by name.
         """
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -43,6 +43,15 @@ def test_json_gives_every_signal_with_status_and_reason(home: Places, capsys: py
     assert not home.home.exists()
 
 
+def test_mfu_needs_a_peak_and_the_operations_of_a_step(home: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert signals(home)["MFU"].status is Availability.ABSENT
+    assert "throughput.peak_flops_per_second" in signals(home)["MFU"].reason
+    monkeypatch.setenv("SENTINEL_THROUGHPUT__PEAK_FLOPS_PER_SECOND", "1e12")
+    assert "run.report(flops=...)" in signals(home)["MFU"].reason
+    monkeypatch.setenv("SENTINEL_THROUGHPUT__FLOPS_PER_TOKEN", "6e9")
+    assert signals(home)["MFU"] == Signal("MFU", Availability.AVAILABLE, "from [throughput]")
+
+
 def test_doctor_does_not_import_torch(home: Places) -> None:
     code = (
         "import sys; from sentinel.cli import main; code = main(['doctor', '--json']); print('torch' in sys.modules)"
