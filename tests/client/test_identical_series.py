@@ -53,7 +53,8 @@ EQUAL: dict[str, Loop] = {
     "run.batches": Loop(batches=True),
     "reported losses": Loop(reports=True),
     "learning rate in a tensor": Loop(
-        functools.partial(torch.optim.AdamW, lr=torch.tensor(1e-2, dtype=torch.float64), foreach=False)
+        # A new tensor each time: the scheduler decays it in place.
+        lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(1e-2, dtype=torch.float64), foreach=False)
     ),
     "gradients double and halve on their way": Loop(
         prepare=lambda net: net.head.weight.register_hook(lambda gradient: gradient * 2 / 2)
